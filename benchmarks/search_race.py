@@ -151,7 +151,7 @@ def published() -> list[Landscape]:
     found = []
     names = ("br", "bc", "num_warps", "num_stages")
     a100 = TARGETS["nvidia_a100_sxm4_40gb"]
-    for record in yaml.safe_load(PUBLISHED.read_text())["landscapes"]:
+    for record in yaml.load(PUBLISHED.read_text(), yaml.CSafeLoader)["landscapes"]:
         dim, rows = record["d"], {tuple(row[:4]): row[4] for row in record["rows_ms"]}
         spec = AttentionSpec(dtype="float16", head_dim=dim, head_dim_v=dim, mask="causal")
         seeds = (tuned_default(spec, a100), *seed_configs(spec, a100))

@@ -67,6 +67,8 @@ def _value(code: Sequence[Instruction], number: int, name: str, start: int) -> B
         i = code[n]
         if i.address < start:
             break
+        if not i.operands.startswith(name):  # most by far
+            continue
         target, *sources = (operand.strip() for operand in i.operands.split(","))
         if target != name or i.base == "SYNCS":
             continue

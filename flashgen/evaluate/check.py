@@ -204,7 +204,7 @@ def poisoned_outputs() -> Iterator[None]:
     of_torch: Any = torch.utils.deterministic
     fill, mode = of_torch.fill_uninitialized_memory, torch.get_deterministic_debug_mode()
     of_torch.fill_uninitialized_memory = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")  # without the import of Inductor
     try:
         yield
     finally:

@@ -45,6 +45,7 @@ def quicken() -> None:
     _patch_once()
     if triton.__version__.startswith("3.7."):  # others may do it in another way
         _share_types()
+        _check_sizes_directly()
         _promote_directly()
         _parse_once()
 
@@ -61,9 +62,12 @@ def _patch_once() -> None:
     patch, patched = getattr(runtime, "_patch_lang", None), list[Any]()
     if patch is None:  # a Triton that does it otherwise
         return
-    stays = SimpleNamespace(restore=lambda: None)
+    stays, seen = SimpleNamespace(restore=lambda: None), set[Any]()
 
     def patch_lang(fn: Any) -> Any:
+        if fn in seen:  # the interpreter keeps every function that it runs as well
+            return stays
+        seen.add(fn)
         named = [lang for lang in (tl, tl.core) if any(v is lang for v in fn.__globals__.values())]
         if not named or any(lang not in patched for lang in named):
             patch(fn)
@@ -153,6 +157,18 @@ def _share_types() -> None:
     core.block_type.__new__ = new_block
     core.block_type.with_element_ty = with_element_ty
     block_to_ir, core.block_type.to_ir = core.block_type.to_ir, to_ir
+
+
+def _check_sizes_directly() -> None:
+    """Ask every new value for its size in line, not by two calls."""
+    pointer, check = core.pointer_type, TensorHandle.__post_init__
+
+    def post_init(self: Any) -> None:
+        kind, size = self.dtype, self.data.itemsize
+        if size > 1 and type(kind) is not pointer and size * 8 > kind.primitive_bitwidth:
+            check(self)
+
+    TensorHandle.__post_init__ = post_init
 
 
 def _promote_directly() -> None:
@@ -246,7 +262,8 @@ def _stretched(value: Any, sizes: list[int]) -> Any:
 
 
 def _parse_once() -> None:
-    """Parse a file of kernels once, not each function of it. Their code stays the same.
+    """Parse and rewrite a text of kernels once, whichever files hold it, not each function of each
+    file. Their code stays the same.
 
     Triton 3.7.1 finds the text of each function by inspect, twice, which reads it token by token.
     """
@@ -256,17 +273,24 @@ def _parse_once() -> None:
         functions = (each for each in ast.parse(text).body if isinstance(each, ast.FunctionDef))
         return {min([f.lineno, *(d.lineno for d in f.decorator_list)]): f for f in functions}
 
+    @functools.lru_cache(maxsize=256)
+    def rewritten(text: str, line: int, name: str) -> ast.Module | None:
+        function = functions_of(text).pop(line, None)  # it is changed below
+        if function is None or function.name != name:
+            return None
+        function.decorator_list = []
+        tree = ast.Module([rewriter.ast_transformer.visit(function)], [])
+        return ast.fix_missing_locations(tree)
+
     def rewrite_ast(self: Any) -> Any:
         code = self.fn.__code__
         linecache.checkcache(code.co_filename)
         text = "".join(linecache.getlines(code.co_filename, self.fn.__globals__))
-        function = functions_of(text).pop(code.co_firstlineno, None)  # it is changed below
-        if function is None or function.name != self.fn.__name__:
+        tree = rewritten(text, code.co_firstlineno, self.fn.__name__)
+        if tree is None:
             return rewrite(self)
         self.filename = code.co_filename
-        function.decorator_list = []
-        tree = ast.Module([self.ast_transformer.visit(function)], [])
-        return self._compile_and_exec(ast.fix_missing_locations(tree))
+        return self._compile_and_exec(tree)
 
     rewriter = runtime.FunctionRewriter
     rewrite, rewriter.rewrite_ast = rewriter.rewrite_ast, rewrite_ast

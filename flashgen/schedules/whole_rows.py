@@ -11,6 +11,7 @@ of head dim 256 a whole tile does not fit the warp's registers on its way to the
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from flashgen.schedules.ampere import WIDEST
@@ -32,9 +33,15 @@ three stages (Triton 3.7.1). On sm_120 all spill more."""
 
 def on_gpu(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> KernelConfig:
     """The config as `gpu` multiplies: in whole rows where it has mma.sync and the kernel can."""
-    rows = replace(config, whole_rows=True)
-    can = gpu.arch in MMA_SYNC and why_no_rows(spec, rows) is None
-    return rows if can else replace(config, whole_rows=False)
+    if gpu.arch in MMA_SYNC and why_no_rows(spec, rows := _with(config, True)) is None:
+        return rows
+    return _with(config, False) if config.whole_rows else config
+
+
+@functools.lru_cache(maxsize=1 << 14)  # the grids are the same for every spec and GPU
+def _with(config: KernelConfig, whole_rows: bool) -> KernelConfig:
+    same = config.whole_rows == whole_rows
+    return config if same else replace(config, whole_rows=whole_rows)
 
 
 def why_no_rows(spec: AttentionSpec, config: KernelConfig) -> str | None:

@@ -62,7 +62,7 @@ class Goal:
         """What the budget is spent on first: the seeds and the default, without duplicates."""
         return tuple(dict.fromkeys((*self.seeds, self.default)))
 
-    @property
+    @functools.cached_property
     def warm(self) -> tuple[KernelConfig, ...]:
         """What a search of a large space starts with: the default, what other GPUs chose for this
         spec, the seeds, and what was chosen for similar specs; without duplicates.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from benchmarks import gpu_quarter
 from benchmarks.quarter import enter, experiments, lines
 from flashgen.errors import FlashgenError
+from flashgen.schedules.config import KernelConfig
 from flashgen.spec.problem import bucket_of, workload
 from flashgen.table.entry import Entry
 from flashgen.table.table_file import load, load_with_evidence
@@ -23,7 +25,13 @@ from tests.tables import H200
 RESULTS = Path(gpu_quarter.__file__).parent / "results"
 RECORD = json.loads((RESULTS / "nvidia_h200" / "bench.json").read_text())
 SPEC = make_spec(head_dim=96, mask="causal")
-WAY = experiments.ways(SPEC, H200)[0]
+
+
+@functools.cache
+def way() -> KernelConfig:
+    return experiments.ways(SPEC, H200)[0]
+
+
 OK: lines.Line = {"experiment": "forward", "status": "ok", "seconds": 1.0}
 
 
@@ -36,13 +44,13 @@ def about(**more: Any) -> lines.Line:
 def a_round(
     seq: int, way_us: float, rivals_us: float, *, full: bool = False, checked: bool = True
 ) -> lines.Line:
-    """A round of WAY and what it has to beat, in which WAY is estimated right."""
+    """A round of way() and what it has to beat, in which it is estimated right."""
     problem = workload(SPEC, seq)
-    us = dict.fromkeys(experiments.rivals(SPEC, H200, seq), rivals_us) | {WAY: way_us}
+    us = dict.fromkeys(experiments.rivals(SPEC, H200, seq), rivals_us) | {way(): way_us}
     fake = FakeEvaluator(us=us.__getitem__, gpu=H200)
     finals = fake.evaluate("final", SPEC, problem, list(us))
     found = [replace(o, passes_us=(us[o.config],) * 10, estimate=o.timing) for o in finals]
-    found += fake.evaluate("check", SPEC, problem, [WAY] if checked else [])
+    found += fake.evaluate("check", SPEC, problem, [way()] if checked else [])
     line = {
         "kind": "round",
         "key": "round full" if full else "round",
@@ -60,14 +68,14 @@ def entry_after(*rounds: lines.Line, seq: int = 8192) -> Entry:
 
 def test_what_wins_its_round_is_entered_with_its_check() -> None:
     entry = entry_after(a_round(8192, 500.0, 900.0))
-    assert (entry.config, entry.result.source, entry.result.median_us) == (WAY, "measured", 500.0)
+    assert (entry.config, entry.result.source, entry.result.median_us) == (way(), "measured", 500.0)
     assert entry.evidence.p_value is not None
     assert entry.result.max_abs_err_floors == 1.0
 
 
 def test_what_was_not_compared_or_is_not_faster_is_not_entered() -> None:
     assert entry_after(a_round(8192, 500.0, 900.0, checked=False)).result.source != "measured"
-    assert entry_after(a_round(8192, 900.0, 500.0)).config != WAY
+    assert entry_after(a_round(8192, 900.0, 500.0)).config != way()
 
 
 def test_the_usual_length_and_all_samples_have_the_last_word() -> None:
@@ -95,7 +103,7 @@ def test_the_folder_has_the_lines_a_page_and_the_picture(
     assert gpu_quarter.main(["enter", str(file), "--out", str(tmp_path)]) == 0
     entry = load(tmp_path / "configs" / f"{H200.slug}.yaml").find(SPEC, bucket_of(8192))
     assert entry is not None
-    assert entry.config == WAY
+    assert entry.config == way()
     folder = tmp_path / "benchmarks" / "results" / H200.slug
     page = (folder / "quarter.md").read_text()
     assert "| ladder: hopper | 702 (0.81) |" in page

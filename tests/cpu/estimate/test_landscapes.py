@@ -31,8 +31,8 @@ from flashgen.spec.gpu import TARGETS, Gpu
 from tests import cubins
 from tests.cpu.estimate.test_published import DRAWS, drawn
 
-PUBLISHED = yaml.safe_load(
-    (Path(__file__).parents[2] / "data" / "published_landscapes.yaml").read_text()
+PUBLISHED = yaml.load(
+    (Path(__file__).parents[2] / "data" / "published_landscapes.yaml").read_text(), yaml.CSafeLoader
 )
 LAPTOP = replace(
     TARGETS["nvidia_geforce_rtx_3090"], name="RTX 3060 Laptop", sms=30, clock_mhz=1702,

@@ -83,14 +83,18 @@ VARIANTS = [
             for variant in VARIANTS
             for direction in DIRECTIONS
             for mask in ("causal", "none")
-        ],
-        30,
+        ]
     ),
 )
 def test_every_variant_is_right(
     direction: Direction, dtype: str, dims: tuple[int, int], walked: int, stages: int, mask: str
 ) -> None:
     assert_right(spec_of(direction, mask, dims, dtype), hopper(direction, walked, stages))
+
+
+def test_heads_that_share_keys() -> None:
+    cases = [case(130, 200, heads=4, kv=2), case(200, 70, "top_left", batch=2)]
+    assert_right(spec_of("backward_dkv", "causal"), hopper("backward_dkv"), cases)
 
 
 ORDERS_OF_PRODUCTS: list[tuple[Direction, str, tuple[int, int], KernelConfig]] = [

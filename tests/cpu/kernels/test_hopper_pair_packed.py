@@ -71,6 +71,7 @@ def test_latent_heads_and_half_precision(way: Way) -> None:
 
 LENGTHS = ([100, 0, 1, 129, 7, 191], [129, 5, 31, 127, 0, 65])
 """Ragged tiles of one row and key, and of all but one; no query, no key; queries longer than keys."""
+FEW = ([0, 129, 7, 1], [5, 65, 0, 31])
 GPT_OSS = Features(window=(40, 0), sinks=torch.tensor([1.5, -0.5]))
 Lengths = tuple[Sequence[int], Sequence[int]]
 
@@ -152,9 +153,11 @@ def right(found: tuple[list[float], list[Tensor]]) -> bool:
     return all(each <= 1.0 for each in worst) and not any(bool(x.any()) for x in rest)
 
 
-@pytest.mark.parametrize("way", [DKV, DQ], ids=["dkv", "dq"])
-def test_no_neighbour_is_read_or_written(way: Way) -> None:
-    found = ran(way)
+@pytest.mark.parametrize(
+    ("way", "lengths"), each([(DKV, FEW), (DKV, LENGTHS), (DQ, FEW), (DQ, LENGTHS)], 2)
+)
+def test_no_neighbour_is_read_or_written(way: Way, lengths: Lengths) -> None:
+    found = ran(way, lengths=lengths)
     assert right(found), found[0]
 
 

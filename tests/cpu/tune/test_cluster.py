@@ -111,6 +111,7 @@ def written(folder: Path, slug: str) -> str:
     return re.sub(when, "", paths.table_file(folder, slug).read_text())
 
 
+@pytest.mark.slow("twenty seconds of Ray's processes")
 @pytest.mark.usefixtures("local")
 def test_every_product_is_tuned_and_what_is_killed_changes_nothing(tuned: Any) -> None:
     """One after the other all actors are killed while the second run lasts."""

@@ -19,8 +19,8 @@ from flashgen.tune.hf_kinds import Unread
 from flashgen.tune.hf_layers import Attention, NoAttention
 from flashgen.tune.hf_masks import SEES_ALL
 
-PUBLIC: list[dict[str, Any]] = yaml.safe_load(
-    (Path(__file__).parents[2] / "data" / "hf_configs.yaml").read_text()
+PUBLIC: list[dict[str, Any]] = yaml.load(
+    (Path(__file__).parents[2] / "data" / "hf_configs.yaml").read_text(), yaml.CSafeLoader
 )
 READ = [case for case in PUBLIC if "refused" not in case]
 REFUSED = [case for case in PUBLIC if "refused" in case]
