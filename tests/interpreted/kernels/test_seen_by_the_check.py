@@ -86,10 +86,10 @@ WRONG: dict[str, tuple[AttentionSpec, str, str]] = {
     "rows of dO by O's in delta": (DELTA, "do_offsets = rows[:, None] * stride_dos", "do_offsets = rows[:, None] * stride_os"),
     "slots of V by K's": (PAGES, "slots * stride_vs)", "slots * stride_ks)"),
     "heads of V by K's in a decode": (PAGES, "kv_head.to(tl.int64) * stride_vh", "kv_head.to(tl.int64) * stride_kh"),
-    "pages of V by K's": (PAGES, "pages * stride_vp", "pages * stride_kp"),
+    "pages of V by K's": (PAGES, "pages * stride_vb", "pages * stride_kb"),
     "heads of O by Q's in a decode": (DECODE, "heads_of.to(tl.int64) * stride_oh", "heads_of.to(tl.int64) * stride_qh"),
     "slots of V by K's in an append": (APPEND, "slots * stride_vs)", "slots * stride_ks)"),
-    "pages of V by K's in an append": (APPEND, "pages * stride_vp", "pages * stride_kp"),
+    "pages of V by K's in an append": (APPEND, "pages * stride_vb", "pages * stride_kb"),
     # The scale of a caller.
     "a scale of its own": (CAUSAL, FACTOR, OWN_FACTOR),
     "a scale of its own, packed": (VARLEN, FACTOR, OWN_FACTOR),

@@ -176,8 +176,8 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "draws of the first": (of(FORWARD, "none", dropout=True), "* total_k + k_begin", "* total_k"),
     "draws of every sequence": (of(DKV, "none", dropout=True), "element_rows = head_rows + row_start", "element_rows = head_rows - q_begin + row_start"),
     "page of another sequence": (of(FORWARD, "none", paged=True), "batch.to(tl.int64) * stride_table", "0 * stride_table"),
-    "page index not applied": (of(FORWARD, "none", paged=True), "(pages * stride_kp +", "(0 * pages * stride_kp +"),
-    "page of V not applied": (of(FORWARD, "none", paged=True), "(pages * stride_vp +", "(0 * pages * stride_vp +"),
+    "page index not applied": (of(FORWARD, "none", paged=True), "(pages * stride_kb +", "(0 * pages * stride_kb +"),
+    "page of V not applied": (of(FORWARD, "none", paged=True), "(pages * stride_vb +", "(0 * pages * stride_vb +"),
     "slots not applied": (of(FORWARD, "none", paged=True), "slots = ((start + keys) & page_mask)", "slots = (0 * keys)"),
 }  # fmt: skip
 
