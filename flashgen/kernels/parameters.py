@@ -13,8 +13,8 @@ import functools
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
     diagonal, either, fa1, fused, handed_out, hopper, has_parts, indexed, keeps_ds, may_pack,
-    may_page, narrow, negated, of_feature, of_segments, on_for, one_length, packed_blocks, paged, plain, pointer,
-    rotary, runs_ahead, specialized, stores_ds, tiled, varlen,
+    may_page, narrow, negated, of_feature, of_segments, on_for, one_length, packed_blocks, paged,
+    plain, pointer, rotary, runs_ahead, specialized, stores_ds, tiled, varlen,
 )
 # isort: on
 # fmt: on
@@ -49,17 +49,14 @@ def _tensors(*tensors: str, **types: str) -> tuple[Parameter, ...]:
 
 
 def _strides(*tensors: str, of: Condition = pointer) -> tuple[Parameter, ...]:
-    """Strides of (batch, heads, seq, dim), or packed (heads, total, dim). That of a batch is that of
-    a page where keys lie in pages.
+    """Strides of (batch, heads, seq, dim), or packed (heads, total, dim). Of a cache in pages, from
+    one page to the next in place of a batch.
     """
+    of_keys = either(one_length, paged)
     return begun(
         Parameter(f"stride_{x}{d}", "i32{by_v}" if x in _OF_V else "i32{by_k}", of=of, given=given)
         for x in tensors
-        for d, given in (
-            ("b", either(one_length, paged) if x in "kv" else one_length),
-            ("h", always),
-            ("s", always),
-        )
+        for d, given in (("b", of_keys if x in "kv" else one_length), ("h", always), ("s", always))
     )
 
 
@@ -69,7 +66,7 @@ def _between(tensor: str, type_: str = "*{element}") -> tuple[Parameter, ...]:
     return begun((
         Parameter(f"{tensor}_ptr", type_ + ":16", of=packed_blocks, given=varlen),
         Parameter(f"stride_{tensor}h", steps, of=packed_blocks, given=varlen),
-        Parameter(f"stride_{tensor}s", steps, f"packed {name}, whose places between sequences are 0",
+        Parameter(f"stride_{tensor}s", steps, f"packed {name}: 0 between sequences",
                   of=packed_blocks, given=varlen),
     ))  # fmt: skip
 
@@ -131,9 +128,9 @@ def _sizes(longest: str) -> tuple[Parameter, ...]:
     note = f"at least 1; {longest} of packed sequences: of the longest"
     return (
         *_HEADS,
-        number("total_q", "rows of all sequences, and of none", may_pack, varlen),
-        number("total_k", "keys of all sequences, and of none; of pages, those of one", may_pack,
-                varlen),
+        number("total_q", "", may_pack, varlen),
+        number("total_k", "rows and keys of all packed sequences, and of none; of pages, of one",
+                may_pack, varlen),
         number("seq_q", "", always, always if longest == "seq_q" else one_length),
         number("seq_k", "at least 1", negated(may_pack)),
         number("seq_k", note, may_pack, always if longest == "seq_k" else one_length),
@@ -144,17 +141,15 @@ def _sizes(longest: str) -> tuple[Parameter, ...]:
     )
 
 
-_SEQUENCES = (
-    Parameter("q_begins_ptr", "*i32", "(sequences + 1) int32 or int64: where each begins, of packed "
-              "ones", False, may_pack, varlen),
-    Parameter("q_ends_ptr", "*i32", "(sequences): one behind the last row of each", False, may_pack,
-              varlen),
+_SEQUENCES = begun((
+    Parameter("q_begins_ptr", "*i32", "", False, may_pack, varlen),
+    Parameter("q_ends_ptr", "*i32", "", False, may_pack, varlen),
     Parameter("k_begins_ptr", "*i32", "", False, may_pack, varlen),
-    Parameter("k_ends_ptr", "*i32", "", False, may_pack, varlen),
-    number("sequences", "", may_pack, varlen),
-)
+    Parameter("k_ends_ptr", "*i32", "of packed sequences, int32 or int64", False, may_pack, varlen),
+    number("sequences", "how many; q_begins and k_begins have one number more", may_pack, varlen),
+))
 _TABLE = Parameter("table_ptr", "*i32:16", "(batch, pages of a sequence) int32", of=may_page,
-                   given=paged)
+                   given=paged, first=True)
 _PAGES = (
     number("stride_table", "", may_page, paged),
     number("page_bits", "log2 of the page size", may_page, paged),
