@@ -65,7 +65,7 @@ def sizes(
         arguments["diagonal"] = seq_k - seq_q if diagonal is None else diagonal
         return arguments
     arguments["total_q"], arguments["total_k"] = seq_q, packed.most_keys(seq_k)
-    arguments["max_seq_q"], arguments["max_seq_k"] = max(1, packed.max_q), max(1, packed.max_k)
+    arguments["seq_q"], arguments["seq_k"] = max(1, packed.max_q), max(1, packed.max_k)
     arguments["bottom_right"] = int(diagonal is None or packed.bottom_right)
     return arguments
 

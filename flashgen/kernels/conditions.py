@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from flashgen.schedules.ampere import AMPERE
-from flashgen.schedules.base import TEMPLATES, Schedule
+from flashgen.schedules.base import AHEAD, TEMPLATES, Schedule
 from flashgen.schedules.blackwell import BLACKWELL
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.hopper import HOPPER
 from flashgen.schedules.hopper import runs_ahead as hopper_runs_ahead
-from flashgen.schedules.textbook import FA1, S_AHEAD
+from flashgen.schedules.textbook import FA1, FA2, S_AHEAD
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.vocabulary import OF_DS
+from flashgen.spec.vocabulary import DECODING, OF_DS
 
 Condition = Callable[[AttentionSpec, KernelConfig], bool]
 
@@ -41,6 +41,30 @@ def varlen(spec: AttentionSpec, config: KernelConfig) -> bool:
 def paged(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Keys in pages of a cache."""
     return spec.paged
+
+
+def loops(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Texts with a loop over tiles around all else: of schedule blackwell it is a constant."""
+    return config.persistent and (config.interpretable or handed_out(spec, config))
+
+
+def may_pack(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Texts whose kernels may be of packed sequences."""
+    if spec.block_mask or loops(spec, config):
+        return False
+    its = SCHEDULES[config.schedule]
+    if config.interpretable:
+        tiled = spec.direction in (*AHEAD, "backward_dq_of_ds", "decode")
+        return tiled and config.loads == "pointer" and not its.state_in_memory
+    return "varlen" in its.features.get(spec.direction, ())
+
+
+def may_page(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Texts whose kernels may have keys in pages: of some texts, all have."""
+    if spec.direction in DECODING:
+        return True
+    one_text = fa2(spec, config) and spec.direction == "forward" and may_pack(spec, config)
+    return spec.paged or one_text
 
 
 def handed_out(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -85,8 +109,8 @@ def fused(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 def keeps_ds(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Texts of dK and dV that may store dS."""
-    others = fused(spec, config) or blackwell(spec, config)
-    return not (others or spec.block_mask)
+    in_gluon = fused(spec, config) and config.specialized
+    return not (in_gluon or blackwell(spec, config) or spec.block_mask)
 
 
 def stores_ds(spec: AttentionSpec, config: KernelConfig) -> bool:
@@ -152,8 +176,7 @@ def negated(condition: Condition) -> Condition:
 
 def _takes_fp8(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Whether kernels of a text may have fp8, whose products and sums differ."""
-    forward = spec.direction == "forward" and textbook(spec, config)
-    return forward and not spec.varlen
+    return spec.direction == "forward" and textbook(spec, config)
 
 
 def of_feature(field: str) -> Condition:
@@ -178,8 +201,8 @@ def on_for(field: str, value: object, unless_causal: bool) -> Condition:
     return lambda s, c: getattr(s, field) == value and not (unless_causal and s.causal)
 
 
-hopper, blackwell, ampere, ahead, fa1 = (
-    of(HOPPER), of(BLACKWELL), of(AMPERE), of(S_AHEAD), of(FA1),
+hopper, blackwell, ampere, ahead, fa1, fa2 = (
+    of(HOPPER), of(BLACKWELL), of(AMPERE), of(S_AHEAD), of(FA1), of(FA2),
 )  # fmt: skip
 one_length, tiled = negated(varlen), negated(fa1)
-packed_blocks = both(described, varlen)
+packed_blocks = both(described, may_pack)

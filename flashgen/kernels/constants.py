@@ -60,6 +60,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         "ADDS": spec.bias == "additive",
         "INVARIANT": spec.invariant,
         "ORDER": config.order,
+        "AHEAD": SCHEDULES[config.schedule].ahead,
         "PRECISION": spec.precision if spec.dtype == "float32" else None,
         "BY_BITS": spec.kv_dtype == "float8_e4m3" and config.widening == "bits",
         "ROWS_OF_EIGHT": rows_of_eight(spec, config),

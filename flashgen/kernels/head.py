@@ -58,9 +58,11 @@ def constant(name: str, note: str = "", of: Condition = always) -> Parameter:
     return Parameter(name, "constexpr", note, True, of)
 
 
-def rows(tensor: str, note: str = "", of: Condition = always) -> Parameter:
+def rows(
+    tensor: str, note: str = "", of: Condition = always, given: Condition = always
+) -> Parameter:
     """Float32 numbers of rows, such as LSE."""
-    return Parameter(f"{tensor}_ptr", "*fp32:16", note, of=of)
+    return Parameter(f"{tensor}_ptr", "*fp32:16", note, of=of, given=given)
 
 
 def begun(found: Iterable[Parameter]) -> tuple[Parameter, ...]:

@@ -175,9 +175,7 @@ def decode_arguments(plan: Plan, call: Decode, parts: Parts, capacity: int) -> L
 def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor, capacity: int) -> Arguments:
     """The arguments of a cache whose keys and values are k and v."""
     arguments: Arguments = {"lengths_ptr": cache.lengths, "seq_k": capacity}
-    dims = "bhs"
     if (table := cache.block_table) is not None:
-        dims = "phs"
         arguments |= {"table_ptr": table, "stride_table": table.stride(0)}
         arguments["page_bits"] = cache.page_bits
     if cache.rows is not None:
@@ -187,7 +185,7 @@ def _cache_arguments(plan: Plan, cache: Cache, k: Tensor, v: Tensor, capacity: i
     for name, scale in (("k_scale", cache.k_scale), ("v_scale", cache.v_scale)):
         if scale is not None:
             arguments |= strided(name, near(scale), ("_p", "_h") if scale.ndim == 2 else ("_h",))
-    arguments |= strided("k", k, dims) | strided("v", v, dims)
+    arguments |= strided("k", k) | strided("v", v)
     if cache.k_scale is not None and plan.config.widening != "native":
         arguments |= {"k_ptr": k.view(torch.int8), "v_ptr": v.view(torch.int8)}
     return arguments

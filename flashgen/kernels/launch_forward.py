@@ -19,7 +19,6 @@ from flashgen.kernels.arguments import (
     feature_arguments,
     positive_scale,
     sizes,
-    strided,
 )
 from flashgen.kernels.descriptors import take_descriptors, take_pages
 from flashgen.kernels.plan import KernelCall, Plan
@@ -98,13 +97,9 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Laun
     if packed is not None:
         batch, longest = packed.count, max(1, packed.max_q)
         seq_k = packed.most_keys(seq_k)
+    arguments = plan.tensors(q=q, k=k, v=v, o=o)
     if packed is not None and packed.paged and plan.by_descriptor:
-        arguments = plan.tensors(q=q, k=k, v=v, o=o) | rows_of_pages(k=k, v=v)
-    elif packed is not None and packed.paged:
-        arguments = strided("q", q) | strided("k", k, "phs") | strided("v", v, "phs")
-        arguments |= strided("o", o)
-    else:
-        arguments = plan.tensors(q=q, k=k, v=v, o=o)
+        arguments |= rows_of_pages(k=k, v=v)
     arguments["lse_ptr"] = lse
     arguments |= sizes(q, v, scale, call.diagonal, packed)
     if plan.featured:

@@ -12,9 +12,9 @@ import functools
 # isort: off
 from flashgen.kernels.conditions import (
     Condition, ahead, always, ampere, any_dim, blackwell, block_mask, both, by_page, described,
-    diagonal, either, fa1, fused, handed_out, hopper, has_parts, indexed, keeps_ds, narrow,
-    negated, of_feature, of_segments, on_for, one_length, packed_blocks, paged, plain, pointer,
-    rotary, runs_ahead, specialized, stores_ds, tiled, varlen,
+    diagonal, either, fa1, fused, handed_out, hopper, has_parts, indexed, keeps_ds, may_pack,
+    may_page, narrow, negated, of_feature, of_segments, on_for, one_length, packed_blocks, paged,
+    plain, pointer, rotary, runs_ahead, specialized, stores_ds, tiled, varlen,
 )
 # isort: on
 # fmt: on
@@ -28,10 +28,10 @@ from flashgen.spec.vocabulary import Direction
 # Groups of rows.
 
 _OF_V = ("v", "o", "do", "dv", "new_v")
-_BLOCKS = "Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim]."
-_PACKED_BLOCKS = "Descriptors of packed sequences, their blocks [1, 1, 1, rows, padded dim]."
+_BLOCKS = "Descriptors of (batch, heads, seq, head_dim), their blocks [1, 1, rows, padded dim]"
+_PACKED_BLOCKS = f"{_BLOCKS}; of\n    # packed sequences, with one dimension of 1 more."
 _ROWS = "(batch, heads, seq_q) float32, contiguous"
-_PACKED_ROWS = "(heads, total_q) float32, contiguous"
+_PACKED_ROWS = f"{_ROWS}; or packed (heads, total_q)"
 _CONTIGUOUS = "float32, contiguous but for count"
 
 
@@ -42,23 +42,21 @@ def _tensors(*tensors: str, **types: str) -> tuple[Parameter, ...]:
     )
     descriptors = (
         Parameter(f"{x}_desc", "desc", of=both(described, which), heading=text * (x == tensors[0]))
-        for which, text in ((one_length, _BLOCKS), (varlen, _PACKED_BLOCKS))
+        for which, text in ((negated(may_pack), f"{_BLOCKS}."), (may_pack, _PACKED_BLOCKS))
         for x in tensors
     )
     return *pointers, *descriptors
 
 
 def _strides(*tensors: str, of: Condition = pointer) -> tuple[Parameter, ...]:
-    """Strides of (batch, heads, seq, dim), packed (heads, total, dim), or of a cache in pages."""
-    batch, pages = both(of, one_length), both(of, paged)
+    """Strides of (batch, heads, seq, dim), or packed (heads, total, dim). Of a cache in pages, from
+    one page to the next in place of a batch.
+    """
+    of_keys = either(one_length, paged)
     return begun(
-        Parameter(f"stride_{x}{d}", "i32{by_v}" if x in _OF_V else "i32{by_k}", of=condition)
+        Parameter(f"stride_{x}{d}", "i32{by_v}" if x in _OF_V else "i32{by_k}", of=of, given=given)
         for x in tensors
-        for d, condition in (
-            *((("p", pages), ("b", both(batch, negated(paged)))) if x in "kv" else (("b", batch),)),
-            ("h", of),
-            ("s", of),
-        )
+        for d, given in (("b", of_keys if x in "kv" else one_length), ("h", always), ("s", always))
     )
 
 
@@ -66,29 +64,30 @@ def _between(tensor: str, type_: str = "*{element}") -> tuple[Parameter, ...]:
     """The pointer and the strides of a packed result, beside its descriptor."""
     name, steps = tensor[:-1] + tensor[-1].upper(), "i32{by_v}" if tensor in _OF_V else "i32{by_k}"
     return begun((
-        Parameter(f"{tensor}_ptr", type_ + ":16", of=packed_blocks),
-        Parameter(f"stride_{tensor}h", steps, of=packed_blocks),
-        Parameter(f"stride_{tensor}s", steps, f"{name}, whose places between sequences are 0",
-                  of=packed_blocks),
+        Parameter(f"{tensor}_ptr", type_ + ":16", of=packed_blocks, given=varlen),
+        Parameter(f"stride_{tensor}h", steps, of=packed_blocks, given=varlen),
+        Parameter(f"stride_{tensor}s", steps, f"packed {name}: 0 between sequences",
+                  of=packed_blocks, given=varlen),
     ))  # fmt: skip
 
 
 def _lse() -> tuple[Parameter, ...]:
-    return rows("lse", f"LSE: {_ROWS}", one_length), rows("lse", f"LSE: {_PACKED_ROWS}", varlen)
+    either = (negated(may_pack), _ROWS), (may_pack, _PACKED_ROWS)
+    return tuple(rows("lse", f"LSE: {note}", of) for of, note in either)
 
 
 def _lse_and_delta() -> tuple[Parameter, ...]:
     lse, *deltas = (
         rows("lse"),
-        rows("delta", _ROWS, one_length),
-        rows("delta", _PACKED_ROWS, varlen),
+        rows("delta", _ROWS, negated(may_pack)),
+        rows("delta", _PACKED_ROWS, may_pack),
     )
     return begun((lse, *deltas))
 
 
 def _scales() -> tuple[Parameter, ...]:
     """The scales of an 8-bit cache."""
-    ways = (("p", paged, both(narrow, by_page)), ("h", always, narrow))
+    ways = (("p", may_page, both(narrow, by_page)), ("h", always, narrow))
     return (
         Parameter("k_scale_ptr", "*fp32:16", "(kv_heads), or (pages, kv_heads)", given=narrow),
         Parameter("v_scale_ptr", "*fp32:16", given=narrow),
@@ -119,41 +118,44 @@ _DS = begun((
               "keys of one head of K", of=pointer, given=stores_ds),
 ))
 _HEADS = (number("heads"), number("group", "group: query heads per head of K and V"))
+_TOTALS = (
+    number("total_q", "", may_pack, varlen),
+    number("total_k", "rows and keys of all packed sequences, and of none; of pages, of one",
+            may_pack, varlen),
+)
 _SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive", first=True)
 
 
-_TOTALS = (
-    number("total_q", "rows of all sequences, and of none", varlen),
-    number("total_k", "keys of all sequences, and of none; of pages, those of one", varlen),
-)
-
-
-def _sizes(longest: str, least_key: str = "") -> tuple[Parameter, ...]:
-    """Heads, lengths and the diagonal. longest: what the longest packed sequence has."""
+def _sizes(longest: str) -> tuple[Parameter, ...]:
+    """Heads, lengths and the diagonal. longest: the length that packed sequences are given, of the
+    longest.
+    """
+    note = f"at least 1; {longest} of packed sequences: of the longest"
     return (
         *_HEADS,
         *_TOTALS,
-        number(longest, "of the longest sequence, at least 1", varlen),
+        number("seq_q", "", always, always if longest == "seq_q" else one_length),
+        number("seq_k", "at least 1", negated(may_pack)),
+        number("seq_k", note, may_pack, always if longest == "seq_k" else one_length),
         number("bottom_right", "1: a sequence's last row is on the diagonal of its last key; "
-                "0: the first", varlen, diagonal),
-        number("seq_q", "", one_length),
-        number("seq_k", least_key, one_length),
+                "0: the first", may_pack, both(varlen, diagonal)),
         number("diagonal", "row i lies at key i + diagonal: a causal mask ends there, others "
-                "count from it", one_length, diagonal),
+                "count from it", always, both(one_length, diagonal)),
     )
 
 
-_SEQUENCES = (
-    Parameter("q_begins_ptr", "*i32", "(sequences + 1) int32 or int64: where each begins", False,
-              varlen),
-    Parameter("q_ends_ptr", "*i32", "(sequences): one behind the last row of each", False, varlen),
-    Parameter("k_begins_ptr", "*i32", "", False, varlen),
-    Parameter("k_ends_ptr", "*i32", "", False, varlen),
-    number("sequences", "", varlen),
-)
-_TABLE = Parameter("table_ptr", "*i32:16", "(batch, pages of a sequence) int32", of=paged)
+_SEQUENCES = begun((
+    Parameter("q_begins_ptr", "*i32", "", False, may_pack, varlen),
+    Parameter("q_ends_ptr", "*i32", "", False, may_pack, varlen),
+    Parameter("k_begins_ptr", "*i32", "", False, may_pack, varlen),
+    Parameter("k_ends_ptr", "*i32", "of packed sequences, int32 or int64", False, may_pack, varlen),
+    number("sequences", "how many; q_begins and k_begins have one number more", may_pack, varlen),
+))
+_TABLE = Parameter("table_ptr", "*i32:16", "(batch, pages of a sequence) int32", of=may_page,
+                   given=paged, first=True)
 _PAGES = (
-    number("stride_table", "", paged), number("page_bits", "log2 of the page size", paged),
+    number("stride_table", "", may_page, paged),
+    number("page_bits", "log2 of the page size", may_page, paged),
     *(number(f"rows_of_{x}_page", "its stride over that of a row" * (x == "k"),
              both(paged, described)) for x in "kv"),
 )
@@ -202,6 +204,8 @@ _SWITCHES = (
     _ROWS_OF_EIGHT,
     _PRECISION,
 )
+_AHEAD = constant("AHEAD", "dO V^T is issued before P is made of S, so that exp2 runs under it",
+                   plain)
 _REGISTERS = (
     constant("CONSUMER_REGISTERS", "", hopper), constant("PRODUCER_REGISTERS", "", hopper),
     constant("EXP2_BY_FMA", "of 32 exp2, those that FMA computes", blackwell),
@@ -218,7 +222,7 @@ _FORWARD = (
     *_strides("q", "k", "v", "o"),
     *_between("o", "*{out}"),
     _SCALE,
-    *_sizes("max_seq_q", "at least 1"),
+    *_sizes("seq_q"),
     *_HEAD_DIMS,
     *_FEATURES,
     *begun((
@@ -254,7 +258,7 @@ _DKV = (
     *_tensors("q", "k", "v", "do", "dk", "dv"),
     *_lse_and_delta(),
     rows("dq", "(batch, heads, seq_q, head_dim) float32, contiguous: takes dQ / scale",
-          both(fused, plain)),
+          plain, fused),
     rows("dq", "float32, as many as (batch, heads, whole tiles, padded dim): gets dQ / scale",
           both(fused, negated(plain))),
     *_strides("q", "k", "v", "do", "dk", "dv"),
@@ -263,13 +267,13 @@ _DKV = (
     number("first_block", "of the run", keeps_ds, stores_ds),
     Parameter("scale", "fp32", "of the softmax, positive"),
     Parameter("scale_log2e", "fp32", "scale * log2(e)"),
-    *_sizes("max_seq_k"),
+    *_sizes("seq_k"),
     *_HEAD_DIMS,
     *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE,
-    constant("HEAD_DIM", "", either(both(plain, either(fused, pointer)), packed_blocks)),
+    constant("HEAD_DIM", "", either(plain, packed_blocks)),
     _TRUE_DIMS[1],
-    *_PADDED, *_SWITCHES,
+    *_PADDED, *_SWITCHES, _AHEAD,
     constant("NEXT_S", "S of the next tile is issued before dQ of this one leaves", runs_ahead),
     *_REGISTERS, *_OF_BLACKWELL,
 )
@@ -280,7 +284,7 @@ _DQ = (
     *_between("dq"),
     Parameter("scale", "fp32", "of the softmax, with its sign"),
     Parameter("scale_log2e", "fp32", "its size * log2(e); the sign is in Q"),
-    *_sizes("max_seq_q"),
+    *_sizes("seq_q"),
     *_HEAD_DIMS,
     *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE,
@@ -288,7 +292,7 @@ _DQ = (
     constant("HEAD_DIM_V", "", both(plain, pointer)),
     *_PADDED,
     constant("ORDER", "of the tiles of dQ: plain or longest_first"),
-    *_SWITCHES, *_REGISTERS, *_OF_BLACKWELL,
+    *_SWITCHES, _AHEAD, *_REGISTERS, *_OF_BLACKWELL,
 )
 _DQ_OF_DS = (
     *_tensors("k", "dq"),
@@ -299,7 +303,7 @@ _DQ_OF_DS = (
     number("first_head", "of Q in the run"), number("first_key"),
     number("last_key", "keys of the run: from first_key to before last_key"),
     number("keys_follow", "1: dQ is not whole yet, and goes to sum"),
-    *_sizes("max_seq_q"),
+    *_sizes("seq_q"),
     _HEAD_DIMS[0],
     *(each for each in _FEATURES if each.name in _HIDES_KEYS),
     *_SEQUENCES,
@@ -314,7 +318,7 @@ _DBIAS = (
     *_lse_and_delta(),
     *_strides("q", "k", "v", "do"),
     _SCALE,
-    *_sizes("max_seq_q"),
+    *_sizes("seq_q"),
     *_HEAD_DIMS,
     *_FEATURES,
     number("dbias_rows", "rows of the gradient: seq_q, or BR where the bias has one for all"),
@@ -341,13 +345,13 @@ _DELTA = (
 _CACHE = (
     _TABLE,
     Parameter("rows_ptr", "*i32:16", "(batch) int32, the row of the cache that is each sequence's",
-              of=negated(paged), given=indexed),
+              given=indexed),
 )
 _DECODE = (
     *_tensors("q", "k", "v", k="*{cached}", v="*{cached}")[:3],
     Parameter("o_ptr", "*{whole}:16", "of q's type where there is one split, else float32"),
     rows("lse", "(splits, batch, heads, seq_q); invariant: (splits, 2, ...), maximum and sum"),
-    Parameter("lengths_ptr", "*i32:16", "(batch) int32, keys of each sequence", of=one_length),
+    Parameter("lengths_ptr", "*i32:16", "(batch) int32, keys of each sequence", given=one_length),
     *_SEQUENCES,
     *_CACHE,
     Parameter("leftpad_ptr", "*i32:16", "(batch) int32, the place of each sequence's first key",
@@ -359,9 +363,8 @@ _DECODE = (
     *_PAGES,
     _SCALE,
     *_HEADS,
-    *_TOTALS, number("max_seq_q", "of the longest sequence, at least 1", varlen),
-    number("seq_q", "", one_length),
-    number("seq_k", "keys that a sequence has room for", one_length), number("splits"),
+    *_TOTALS, number("seq_q", "of packed sequences: of the longest, at least 1"),
+    number("seq_k", "keys that a sequence has room for", always, one_length), number("splits"),
     *_HEAD_DIMS,
     *_FEATURES,
     *_TILE, *_TRUE_DIMS, *_IN_PARTS, _V_PARTS,
@@ -400,8 +403,8 @@ _APPEND = (
     number("stride_cos", "", always, rotary), number("stride_sin", "", always, rotary),
     number("heads", "of Q, where it is rotated; else 0"), number("kv_heads"), number("new_keys"),
     number("seq_k", "keys that a sequence has room for"),
-    number("pool_pages", "", paged),
-    number("cache_rows", "", negated(paged), indexed),
+    number("pool_pages", "", may_page, paged),
+    number("cache_rows", "", always, indexed),
     number("seq_q", "", always, rotary),
     number("rotary_dim", "elements of a head that are rotated", always, rotary),
     number("q_step", "1: query i is at place length + i; 0: all are at place length", always,

@@ -10,30 +10,34 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from flashgen.kernels.conditions import loops, may_pack, may_page
 from flashgen.schedules.base import LOADS_LABEL, Loads
 from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.textbook import FA2
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import PREFIX, Direction
 
 _OF_TILES = ("forward", "backward_dkv", "backward_dq", "backward_fused", "backward_dq_of_ds")
 """Directions that have several schedules, or loads by descriptor."""
-_SHARED: dict[Direction, Direction] = {"backward_ds": "backward_dkv"}
-"""Directions whose text is another's, with arguments that are None there."""
+_OF_DKV = ("backward_ds", "backward_fused")
+"""Directions whose plain text is that of dK and dV, with arguments that are None there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
     """A text: an algorithm in one way of addressing memory.
 
-    varlen, paged, block_mask: how a program finds its rows and keys. persistent: a loop around the
-    others, over tiles. shared_keys: two warpgroups own the same keys, and each half of the columns
-    of what is summed.
+    packs, pages: whether its kernels may be of packed sequences, and of keys in pages: what finds
+    them stands in the text, and arguments that are None rule it out. paged: they are all of pages.
+    block_mask: a program walks lists of blocks. persistent: a loop around the others, over tiles.
+    shared_keys: two warpgroups own the same keys, and each half of the columns of what is summed.
     """
 
     direction: Direction
     schedule: str
     loads: Loads
-    varlen: bool
+    packs: bool
+    pages: bool
     paged: bool
     block_mask: bool
     persistent: bool
@@ -45,7 +49,6 @@ class Text:
         tiled = self.direction in _OF_TILES
         words = {
             PREFIX[self.direction]: True,
-            "varlen": self.varlen,
             "paged": self.paged,
             "blockmask": self.block_mask,
             self.schedule: tiled,
@@ -60,7 +63,6 @@ class Text:
         """What it computes, as its first lines say."""
         loads = "descriptors" if self.loads == "descriptor" else "pointers"
         words = {
-            "several lengths": self.varlen,
             "pages": self.paged,
             "block mask": self.block_mask,
             "persistent": self.persistent,
@@ -73,16 +75,20 @@ class Text:
 @functools.lru_cache(4096)
 def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
     """The text of a kernel."""
-    its = SCHEDULES[config.schedule]
+    its, direction, schedule = SCHEDULES[config.schedule], spec.direction, config.schedule
+    if direction == "backward_ds" or (direction in _OF_DKV and config.interpretable):
+        direction = "backward_dkv"
+    if config.interpretable and direction != "forward":
+        schedule = FA2.name  # of a plain gradient, s_ahead is a constant
     return Text(
-        direction=_SHARED.get(spec.direction, spec.direction),
-        schedule=config.schedule,
+        direction=direction,
+        schedule=schedule,
         loads=config.loads,
-        varlen=spec.varlen,
-        paged=spec.paged,
+        packs=may_pack(spec, config),
+        pages=may_page(spec, config),
+        paged=spec.paged and config.specialized,
         block_mask=spec.block_mask,
-        # Of schedule blackwell it is no other loop, but a constant.
-        persistent=config.persistent and (config.interpretable or its.hands_out),
+        persistent=loops(spec, config),
         shared_keys=its.shared_keys(spec),
     )
 

@@ -66,8 +66,8 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "programs beyond a sequence store": ("    if row_start >= seq_q:", "    if row_start > 100000:"),
     "a sequence without keys has no tile": ("gl.maximum(gl.cdiv(key_end, BC), 1)", "gl.cdiv(key_end, BC)"),
     "places of no sequence stay": ("unused_end, tiles * BR)", "unused_end * 0, tiles * BR)"),
-    "the last sequence's room": ("gl.where(batch == sequences - 1, total_q, unused_end)", "q_begin"),
-    "half of the places of no sequence": ("gl.static_range(2 * ROW_TILES)", "gl.static_range(0)"),
+    "the last sequence's room": ("gl.where(batch == sequences - 1, total, end)", "gl.minimum(end, 0)"),
+    "half of the places of no sequence": ("gl.static_range(0, ROWS, 64)", "gl.static_range(0, ROWS // 2, 64)"),
 }  # fmt: skip
 HARMLESS = {"programs beyond a sequence store"}
 """They store nothing, because rows end: only time is lost."""

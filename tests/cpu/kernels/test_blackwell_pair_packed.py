@@ -76,7 +76,7 @@ OF_DKV = {
     "LSE of another head": ("head.to(gl.int64) * total_q", "head.to(gl.int64) * seq_q"),
     "dV has dK's room alone": ("clear(to_dv,", "clear(to_dk,"),
     "keys of another head": ("key = at(of_k, kv_head, key_start)", "key = at(of_k, kv_head + 1, key_start)"),
-    "keys of a block alone": ("max_seq_k, BC)", "BC, BC)"),
+    "keys of a block alone": ("tiles = gl.cdiv(seq_k, BC)", "tiles = gl.cdiv(BC, BC)"),
     "no tile where there is no row": ("gl.maximum(seq_q, 1)", "gl.maximum(seq_q, 0)"),
 }  # fmt: skip
 OF_DQ = {

@@ -399,7 +399,7 @@ OF_ROWS = {
     "a masked tile too few": ("first_row + last + 1, 0)", "first_row + last + BC, 0)"),
     "one tile too few": ("gl.cdiv(key_end, BC)", "key_end // BC"),
     "rows that see nothing count": ('lse == float("-inf"), float("inf")', 'lse == float("-inf"), lse'),
-    "rows of another head": ("delta_ptr += batch_head.to(gl.int64) * seq_q", "pass"),
+    "rows of another head": ("delta_ptr + head_rows", "delta_ptr"),
     "dQ without its scale": ("(dq * scale)", "dq"),
 }  # fmt: skip
 

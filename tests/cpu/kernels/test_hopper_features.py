@@ -187,7 +187,7 @@ MUTANTS: dict[str, Mutant] = {
     "no sink in the sum": (SINK, PLAIN, " + gl.exp2(sink - new_max)", ""),
     "the sink of another head": (SINK, PLAIN, "sinks_ptr + head)", "sinks_ptr + (head ^ 1))"),
     "O is not rescaled by the sink": (
-        SINK, FEW, "1.0 if sinks_ptr is None else rescale", "1.0"),
+        SINK, FEW, "1.0 if sinks_ptr is None or INVARIANT else rescale", "1.0"),
 }  # fmt: skip
 
 

@@ -153,7 +153,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "programs beyond a sequence store": ("    if row_start >= seq_q:", "    if row_start > 100000:"),
     "a sequence without keys has no tile": ("gl.maximum(gl.cdiv(key_end, BC), 1)", "gl.cdiv(key_end, BC)"),
     "places of no sequence stay": ("unused_end, tiles * BR)", "unused_end * 0, tiles * BR)"),
-    "the last sequence's room": ("gl.where(batch == sequences - 1, total_q, unused_end)", "q_begin"),
+    "the last sequence's room": ("gl.where(batch == sequences - 1, total, end)", "gl.minimum(end, 0)"),
 }  # fmt: skip
 HARMLESS = {"programs beyond a sequence store"}
 """They store nothing, because rows end: only time is lost."""

@@ -186,16 +186,16 @@ OF_DKV = {
     "LSE of another sequence": ("    lse_ptr += q_begin\n", ""),
     "delta of another sequence": ("    delta_ptr += q_begin\n", ""),
     "LSE of another head": ("head.to(gl.int64) * total_q", "head.to(gl.int64) * seq_q"),
-    "dV has dK's room alone": ("clear(of_dv,", "clear(of_dk,"),
+    "dV has dK's room alone": ("clear(to_dv,", "clear(to_dk,"),
     "dK of another head": ("key = at(of_k, kv_head, first_key)", "key = at(of_k, kv_head + 1, first_key)"),
-    "keys of a block alone": ("max_seq_k, BC)", "BC, BC)"),
+    "keys of a block alone": ("tiles = gl.cdiv(seq_k, BC)", "tiles = gl.cdiv(BC, BC)"),
 }  # fmt: skip
 OF_DQ = {
     "LSE of another sequence": (
-        "lse_ptr += head.to(gl.int64) * total_q + q_begin", "lse_ptr += head.to(gl.int64) * total_q"),
+        "lse_ptr + head_rows, delta", "lse_ptr + head_rows - q_begin, delta"),
     "delta of another head": (
-        "delta_ptr += head.to(gl.int64) * total_q", "delta_ptr += head.to(gl.int64) * seq_q"),
-    "rows of a block alone": ("max_seq_q, BR)", "BR, BR)"),
+        "delta_ptr + head_rows", "delta_ptr + head_rows + (seq_q - total_q) * head"),
+    "rows of a block alone": ("tiles = gl.cdiv(seq_q, BR)", "tiles = gl.cdiv(BR, BR)"),
 }  # fmt: skip
 BROKEN = [
     (name, mutant)

@@ -65,7 +65,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dO not advanced": (DKV, "do_base += BR * stride_dos", "do_base += 0 * stride_dos"),
     "V not advanced": (DQ, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
     "dQ stored, not added": (FUSED, "tl.atomic_add(dq_ptrs, dq, mask=dq_mask, sem=\"relaxed\")", "tl.store(dq_ptrs, dq, mask=dq_mask)"),
-    "dQ of another head": (FUSED, "dq_base = dq_ptr + batch_head", "dq_base = dq_ptr + 0 * batch_head"),
+    "dQ of another head": (FUSED, "dq_base = dq_ptr + head_rows", "dq_base = dq_ptr + 0 * head_rows"),
     "bias not added": (of("backward_dkv", bias="additive"), " + bias.to(tl.float32) * LOG2_E", ""),
     "bias of the wrong base": (of("forward", bias="additive"), "bias.to(tl.float32) * LOG2_E", "bias.to(tl.float32)"),
     "bias not advanced": (of("backward_dkv", bias="additive"), "bias_base += bias_step", "bias_base += 0 * bias_step"),
@@ -88,8 +88,8 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
         ("offset cut to 32 bits", OFFSET, OFFSET.replace("(offset >> 32)", "(offset * 0)")),
         ("seed forgotten", "tl.load(rng_ptr),", "tl.load(rng_ptr) * 0,"),
         ("rows of the mask", "low_rows, tl.where(low_keys, a, b)", "low_rows, tl.where(low_keys, b, a)"),
-        ("mask of the first head", "batch_head.to(tl.int64) * seq_q + (rows" if direction != "backward_dkv" else "(batch_head * seq_q + row_start)",
-         "0 * seq_q + (rows" if direction != "backward_dkv" else "(0 * batch_head + row_start)"),
+        ("mask of the first head", "batch_head.to(tl.int64) * seq_q + (rows" if direction != "backward_dkv" else "(head_rows + row_start)",
+         "0 * seq_q + (rows" if direction != "backward_dkv" else "(0 * head_rows + row_start)"),
     )
 }  # fmt: skip
 

@@ -114,8 +114,8 @@ COMBINE = make_spec("bfloat16", 32, direction="combine")
 APPEND = make_spec("bfloat16", 32, direction="append", paged=True, rotary="halves")
 PAIRS = make_spec("bfloat16", 32, direction="append", rotary="interleaved")
 MUTANTS = {
-    "page index not applied": (PAGED, "(pages * stride_kp +", "((start + keys) // 16 * stride_kp +"),
-    "page of V not applied": (PAGED, "(pages * stride_vp +", "(pages * 0 +"),
+    "page index not applied": (PAGED, "(pages * stride_kb +", "((start + keys) // 16 * stride_kb +"),
+    "page of V not applied": (PAGED, "(pages * stride_vb +", "(pages * 0 +"),
     "slot not applied": (PAGED, "& page_mask", "& 0"),
     "table of the first sequence": (PAGED, "table_ptr + batch.to(tl.int64) * stride_table", "table_ptr"),
     "last partial split dropped": (CONTIGUOUS, "split_start + tiles * BC, length)", "split_start + tiles * BC, length // BC * BC)"),

@@ -211,8 +211,8 @@ MUTANTS = {
     "no saturation": (of("append", "fp8"), "magnitude = tl.minimum(tl.abs(x), LARGEST)", "magnitude = tl.abs(x)"),
     "no saturation of int8": (of("append", "int8"), "tl.minimum(tl.maximum(x, -128.0), 127.0)", "x"),
     "int8 truncated": (of("append", "int8"), "((x + ROUNDER) - ROUNDER)", "x"),
-    "written without the scale": (of("append", "int8"), "tl.div_rn(new_k.to(tl.float32), k_scale)", "new_k.to(tl.float32) * 50.0"),
-    "written by the scale of another page": (of("append", "fp8 by page"), "pages * stride_k_scale_p", "0 * pages"),
+    "written without the scale": (of("append", "int8"), "tl.div_rn(x.to(tl.float32), scale)", "x.to(tl.float32) * 50.0"),
+    "written by the scale of another page": (of("append", "fp8 by page"), "pages * stride_scale_p", "0 * pages"),
     "written by the scale of another head": (of("append", "fp8 by page"), "v_scale_ptr + slot * stride_v_scale_h", "v_scale_ptr + 0 * slot"),
 }  # fmt: skip
 OF_TIES = ("ties away from zero", "small numbers as others")

@@ -247,7 +247,7 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "the form that cancels alone": (of(FORWARD, "none", softcap=True), "< 0.55", "< 0.0"),
     "the polynomial alone": (of(FORWARD, "none", softcap=True), "< 0.55", "< 1e30"),
     "sink left out of the sum": (of(FORWARD, "none", sink=True), "row_sum * rescale + tl.exp2(sink - (new_max - P_EXPONENT))", "row_sum * rescale"),
-    "O not rescaled for the sink": (of(FORWARD, "none", sink=True), "    acc = [acc[n] * rescale[:, None] for n in (0, 1, 2, 3)[:O_PARTS]]\n    row_max = new_max\n    #", "    row_max = new_max\n    #"),
+    "O not rescaled for the sink": (of(FORWARD, "none", sink=True), "acc = [acc[n] * rescale[:, None] for n in (0, 1, 2, 3)[:O_PARTS]]\n        row_max = new_max\n    #", "row_max = new_max\n    #"),
     "sink of the first head": (of(FORWARD, "none", sink=True), "sinks_ptr + head", "sinks_ptr + 0 * head"),
     "sink of the wrong base": (of(FORWARD, "none", sink=True), "sinks_ptr + head).to(tl.float32) * LOG2_E", "sinks_ptr + head).to(tl.float32)"),
 }  # fmt: skip

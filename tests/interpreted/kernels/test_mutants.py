@@ -28,12 +28,12 @@ MUTANTS = {
     "GQA head": (FULL, "kv_head = head // group", "kv_head = head % (heads // group)"),
     "GQA group of two": (FULL, "kv_head = head // group", "kv_head = head // 2"),
     "batch": (FULL, "batch_head // heads,", "batch_head // heads * 0,"),
-    "batch stride of Q": (FULL, "batch.to(tl.int64) * stride_qb", "batch.to(tl.int64) * 0"),
+    "batch stride of Q": (FULL, "base_of(q_ptr, batch,", "base_of(q_ptr, 0 * batch,"),
     "head without its batch": (FULL, "batch_head % heads", "batch_head % heads * 0"),
     "GQA head dropped": (FULL, "kv_head = head // group", "kv_head = head * 0"),
     "scale": (FULL, "factor = 1.0 if SCALED else scale_log2e", "factor = 1.0"),
     "LSE base": (FULL, "* LN_2", ""),
-    "unwritten rows": (FULL, "in_lse = (rows < seq_q)", "in_lse = (rows < seq_q - 1)"),
+    "unwritten rows": (FULL, "in_lse = rows < seq_q", "in_lse = (rows < seq_q - 1)"),
     "V not advanced": (FULL, "v_base += BC * stride_vs", "v_base += 0 * stride_vs"),
 }  # fmt: skip
 

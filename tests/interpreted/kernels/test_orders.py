@@ -134,8 +134,8 @@ def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(launch_forward, "order_limits", lambda device: few)
     config = make_config(32, 16, order="grouped", persistent=True)
     rendered = render(CAUSAL, config)
-    line = "tl.store(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse, mask=in_lse)"
-    counted = "tl.atomic_add(lse_ptr + batch_head.to(tl.int64) * seq_q + rows, lse * 0 + 1.0, mask=in_lse)"
+    line = "tl.store(lse_ptr + head_rows + rows, lse, mask=in_lse)"
+    counted = "tl.atomic_add(lse_ptr + head_rows + rows, lse * 0 + 1.0, mask=in_lse)"
 
     def counts(source: str, folder: Any) -> torch.Tensor:
         path = folder / f"{rendered.name}.py"
