@@ -3,7 +3,8 @@
 A folder is loaded from its path, under a module name of flashgen's own. So flashgen finds its own
 folder without sys.path, and imports no other package that is called `generated`. The public
 functions and drop-ins use the current dispatcher, which serves the shipped folder, or the one that
-FLASHGEN_GENERATED or use() names. torch is imported once a folder is loaded.
+FLASHGEN_GENERATED or use() names. torch and what serves are imported once a folder is
+loaded, so that a command may look at one before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING
 from flashgen import paths, settings
 from flashgen.errors import GeneratedError
 from flashgen.kernels.loader import lock_of_loading
-from flashgen.runtime.generated_tables import served_from
 
 if TYPE_CHECKING:
     from flashgen.runtime.dispatcher import Dispatcher
@@ -127,6 +127,7 @@ def _start() -> Dispatcher:
 def _load(folder: Path) -> Dispatcher:
     from flashgen.runtime import autograd
     from flashgen.runtime.dispatcher import Dispatcher
+    from flashgen.runtime.generated_tables import served_from
 
     if (problem := why_not_generated(folder)) is not None:
         raise GeneratedError(problem)

@@ -25,6 +25,8 @@ from flashgen.runtime.keywords import hinting
 
 __all__ = ["attention_varlen"]
 
+folders.current()  # torch.compile cannot trace its first call, which takes a lock
+
 
 @overload
 def attention_varlen(

@@ -35,20 +35,27 @@ HOOKS = {
         given = torch.randn(1, 2, 8, 16, requires_grad=True)
         call = lambda x: flashgen.attention(x, x, x, causal=True)
     """,
+    "attention_varlen": """
+        import flashgen
+        bounds = torch.tensor([0, 3, 8], dtype=torch.int32)
+        attend = flashgen.attention_varlen
+        given = torch.randn(8, 2, 16, requires_grad=True)
+        call = lambda x: attend(x, x, x, bounds, bounds, 5, 5, causal=True)
+    """,
 }
 """Each ends in a call and what it is given."""
 
 CHECK = """
     import torch._dynamo
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)(given)  # the first call
+    torch.testing.assert_close(compiled, call(given), rtol=1e-5, atol=1e-5)
+    compiled.sum().backward()
+    torch._dynamo.reset()
     found = torch._dynamo.explain(call)(given)
     operators = [node for graph in found.graphs for node in graph.graph.nodes
                  if str(node.target).startswith("flashgen")]
     assert operators, found
     print(found.graph_break_count, found.graph_count)
-    torch._dynamo.reset()
-    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)(given)
-    torch.testing.assert_close(compiled, call(given), rtol=1e-5, atol=1e-5)
-    compiled.sum().backward()
 """
 
 
