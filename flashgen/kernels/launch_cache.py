@@ -163,7 +163,7 @@ def decode_arguments(plan: Plan, call: Decode, parts: Parts, capacity: int) -> L
     }
     if packed is not None:
         batch, seq_q = packed.count, max(1, packed.max_q)
-        arguments |= {"total_q": q.shape[2], "total_k": capacity, "max_seq_q": seq_q}
+        arguments |= {"total_q": q.shape[2], "total_k": capacity, "seq_q": seq_q}
     if plan.featured:
         shape = (batch, heads, seq_q, capacity)
         arguments |= feature_arguments(call.features, shape, q.device)

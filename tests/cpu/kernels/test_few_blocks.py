@@ -93,7 +93,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "whole tiles": ("decode", "BR // group + length - seq_q + 1, 0", "BR // group + length - seq_q + BC, 0"),
     "LSE of a part": ("decode", "lse = (row_max + tl.log2(row_sum)) * LN_2", "lse = row_max * LN_2"),
     "O of one part": ("decode", "o_ptr + split.to(tl.int64) * stride_part", "o_ptr"),
-    "the head of K": ("decode", "kv_head.to(tl.int64) * stride_kh", "(1 - kv_head).to(tl.int64) * stride_kh"),
+    "the head of K": ("decode", "k_ptr, cache_row, k_begin, kv_head,", "k_ptr, cache_row, k_begin, 1 - kv_head,"),
     "the weight of a part": ("combine", "tl.exp2((part_lse - new_max) * LOG2_E)", "tl.exp2(part_lse - new_max)"),
     "a part is not merged": ("combine", "mask=parts < count", "mask=parts < count - 1"),
     "LSE of all": ("combine", "row_max + tl.log2(row_sum) * LN_2", "row_max"),
@@ -132,11 +132,11 @@ def test_all_cases_of_packed_sequences_are_right(arch: str, paged: bool) -> None
 
 
 MUTANTS_OF_PACKED = {
-    "rows of another sequence": ("q_ptr + q_begin * stride_qs", "q_ptr"),
-    "O of another sequence": ("stride_part + q_begin * stride_os", "stride_part"),
+    "rows of another sequence": ("else q_begin * stride_qs", "else 0 * stride_qs"),
+    "O of another sequence": ("o_start = q_begin * stride_os", "o_start = 0 * stride_os"),
     "LSE of another sequence": ("total_q + q_begin + queries", "total_q + queries"),
     "keys of another sequence": ("length = seq_k", "length = seq_k + 1"),
-    "the longest's diagonal": ("queries + length - seq_q, length - 1", "queries + length - max_seq_q, length - 1"),
+    "the longest's diagonal": ("queries + length - seq_q, length - 1", "queries + length - 37, length - 1"),
     "places of no sequence": ("mask=unused < unused_end)", "mask=unused < unused_begin)"),
     "heads of places of no sequence": ("lse_ptrs += total_q", "lse_ptrs += 0"),
 }  # fmt: skip
