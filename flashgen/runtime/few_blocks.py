@@ -133,8 +133,10 @@ class ForwardLauncher(Launcher):
         """How a call is split; None if it is not."""
         (batch, heads, seq_q, _), (_, kv_heads, seq_k, _) = call.q.shape, call.k.shape
         if (packed := call.features.sequences) is not None:
-            batch, seq_q, seq_k = packed.count, packed.max_q, packed.max_k
+            places, batch, seq_q, seq_k = seq_q, packed.count, packed.max_q, packed.max_k
             bottom_right = call.diagonal is None or packed.bottom_right
+            if places > 2 * batch * seq_q:  # parts have those of no sequence, too
+                return None
         else:
             bottom_right = call.diagonal in (None, seq_k - seq_q)
         left, _ = call.features.bounds(seq_q, seq_k)

@@ -38,9 +38,11 @@ def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=BF16)
 
 
-def chunk(*, pages: bool, sequences: int = 1, queries: int = 128, keys: int = 32768) -> Make:
-    """A call of attention_varlen(): the last queries of as many sequences."""
-    q = zeros(sequences * queries, 8, 128)
+def chunk(
+    *, pages: bool, sequences: int = 1, queries: int = 128, keys: int = 32768, spare: int = 0
+) -> Make:
+    """A call of attention_varlen(): the last queries of as many sequences, and spare places."""
+    q = zeros(sequences * queries + spare, 8, 128)
     bounds_q = torch.arange(sequences + 1, dtype=torch.int32) * queries
     bounds_k = torch.arange(sequences + 1, dtype=torch.int32) * keys
     k, table, used = zeros(sequences * keys, 2, 128), None, None
@@ -87,6 +89,18 @@ def test_a_repeat_is_launched_as_the_first_call_was(
     assert runs == [0, 0, 1, 1]  # the third call repeats what the second bound
     kernels = [function[0].split("_")[0] for function, *_ in made[0]]
     assert kernels == ["decode", "combine"]
+
+
+def test_places_of_no_sequence_are_no_parts(
+    driver: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be so many that parts of them all would not fit the memory."""
+    own = dispatcher(monkeypatch)
+    make_current(monkeypatch, own)
+    for spare, kernels in ((128, 2), (129, 1)):
+        before = len(driver.launches)
+        chunk(pages=True, spare=spare)(own)
+        assert len(driver.launches) - before == kernels
 
 
 def test_a_warm_up_launches_every_kernel(driver: Written, monkeypatch: pytest.MonkeyPatch) -> None:
