@@ -133,7 +133,7 @@ def test_all_cases_of_packed_sequences_are_right(arch: str, paged: bool) -> None
 
 MUTANTS_OF_PACKED = {
     "rows of another sequence": ("else q_begin * stride_qs", "else 0 * stride_qs"),
-    "O of another sequence": ("o_start = q_begin * stride_os", "o_start = 0 * stride_os"),
+    "O of another sequence": ("else q_begin * stride_os", "else 0 * stride_os"),
     "LSE of another sequence": ("total_q + q_begin + queries", "total_q + queries"),
     "keys of another sequence": ("length = seq_k", "length = seq_k + 1"),
     "the longest's diagonal": ("queries + length - seq_q, length - 1", "queries + length - 37, length - 1"),
