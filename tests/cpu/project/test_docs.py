@@ -201,26 +201,6 @@ def test_the_page_on_tuning_has_every_option_and_its_words() -> None:
         assert [word for word in words if word not in told] == []
 
 
-def test_the_page_on_tuning_shows_the_words_of_the_code() -> None:
-    """The table of words holds the statuses a reader meets: names in code, spelled as in the code."""
-    text = (ROOT / "docs" / "tuning.md").read_text()
-    for word in (
-        "spec",
-        "problem",
-        "config",
-        "bucket",
-        "slug",
-        "target",
-        "outcome",
-        "source",
-        "table",
-        "floor",
-    ):
-        assert re.search(rf"^\| `?{word}`? \|", text, re.MULTILINE), (
-            f"tuning.md does not explain {word}"
-        )
-
-
 def test_the_call_that_is_shown_has_the_arguments_and_defaults_of_attention() -> None:
     text = (ROOT / "docs" / "using-attention.md").read_text()
     (shown,) = re.findall(r"```python no-run\n(attention\(.*?)```", text, re.DOTALL)
