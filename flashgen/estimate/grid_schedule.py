@@ -7,6 +7,8 @@ estimate/sm_clock.py replays one SM; here a block is a number of trips, and a tr
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flashgen.estimate.jit import jit
@@ -16,8 +18,9 @@ DONE_BELOW, DONE_SHARE = 1e-6, 1e-12
 """Cycles below which no work is left, and their share of the time until then."""
 
 
-@jit
-def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
+def list_schedule(
+    kind_of: Any, trips: Any, cycles: Any, overhead: Any, sms: int, residents: int
+) -> float:
     """Cycles until the last block of a grid ends.
 
     kind_of: the kind of each block, in launch order. trips: (kind, phase), how often a block of
@@ -26,30 +29,46 @@ def list_schedule(kind_of, trips, cycles, overhead, sms, residents):
     have one at the same time to the one with the fewest blocks. Blocks on one SM slow one another,
     so a thin last wave runs faster.
     """
-    blocks, phases = kind_of.shape[0], trips.shape[1]
-    left = np.zeros((sms, residents, phases))
-    start = np.zeros((sms, residents))
-    held = np.zeros(sms, np.int64)
-    since = np.zeros(sms)
-    free_at = np.zeros(sms)
+    # Arrays are made here, by numpy: numba takes as long to compile that as all the rest.
+    left = np.zeros((sms, residents, trips.shape[1]))
+    end: float = _schedule(
+        kind_of, trips, cycles, overhead, left, np.zeros((sms, residents)),
+        np.zeros(sms, np.int64), np.zeros(sms), np.zeros(sms), np.zeros(sms, np.int64),
+    )  # fmt: skip
+    return end
+
+
+@jit
+def _schedule(kind_of, trips, cycles, overhead, left, start, held, since, free_at, free):
+    """list_schedule, of arrays by SM: what is left of its blocks, how many it holds, since when its
+    blocks are advanced, when its first ends, and, for as many as there are, which can take another.
+    """
+    blocks, residents = kind_of.shape[0], left.shape[1]
     launched, now = 0, 0.0
     while True:
         soon = now + max(DONE_BELOW, now * DONE_SHARE)
-        free = np.flatnonzero(free_at <= soon)
-        for m in free:
+        count = 0
+        for m in range(free_at.shape[0]):
+            if free_at[m] <= soon:
+                free[count] = m
+                count += 1
+        for m in free[:count]:
             if held[m] > 0:
                 held[m] = _run(left[m], start[m], held[m], cycles, now - since[m], now)
             since[m] = now
         for level in range(residents):
-            for m in free:
+            for m in free[:count]:
                 if held[m] == level and launched < blocks:
-                    left[m, level] = trips[kind_of[launched]]
+                    for p in range(trips.shape[1]):
+                        left[m, level, p] = trips[kind_of[launched], p]
                     start[m, level] = overhead[kind_of[launched]]
                     held[m] += 1
                     launched += 1
-        for m in free:
+        for m in free[:count]:
             free_at[m] = _first_end(left[m], start[m], held[m], cycles, now)
-        soonest = free_at.min()
+        soonest = NEVER
+        for at in free_at:
+            soonest = min(soonest, at)
         if soonest >= NEVER:
             return now
         now = soonest
@@ -76,7 +95,8 @@ def _run(left, start, held, cycles, passed, now):
             rest += left[b, p] * pace[p]
         # What is left of a block must be more than the clock can tell apart this late.
         if rest > max(DONE_BELOW, now * DONE_SHARE):
-            left[keeps] = left[b]
+            for p in range(left.shape[1]):
+                left[keeps, p] = left[b, p]
             start[keeps] = start[b]
             keeps += 1
     return keeps

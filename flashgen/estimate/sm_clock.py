@@ -13,7 +13,7 @@ during its own products, and products of two warps interleave.
 
 # numba compiles these functions for the types it is called with; mypy sees neither those nor the
 # fields of a record array.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined"
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, attr-defined"
 
 from __future__ import annotations
 
@@ -100,7 +100,6 @@ SHARED_QUEUE_END, L2_QUEUE_END = range(2)
 """Places in `queues`, the ends of what is queued for shared memory and for L2."""
 
 
-@jit
 def replay(
     code, places, arrivals, credit, blocks, trips, l2_cycles_per_byte, barrier_late, stagger
 ):
@@ -111,22 +110,44 @@ def replay(
     named barrier. barrier_late: cycles from the last arrival to the waiters' next issue. stagger:
     cycles between the starts of blocks.
     """
+    # Arrays are made here, by numpy: numba takes longer to compile that than the clock.
     warps = _warps(places, stagger)
     subs = np.zeros(SUB_PARTITIONS, SUB)
-    subs.last_issued[:] = -1
-    queues = np.zeros(2)
-    meetings = np.zeros((blocks, credit.shape[0]), MEETING)
-    meetings.here[:] = credit
-    group_meetings = np.zeros(warps.group.max() + 1, MEETING)
-    asynchronous = np.any(code.kind == WGMMA)
-    families = arrivals.shape[0]
-    most = trips * np.count_nonzero(code.kind >= EXPECT)
+    subs["last_issued"] = -1
+    meetings = np.zeros((blocks, len(credit)), MEETING)
+    meetings["here"] = credit
+    group_meetings = np.zeros(places["group"].max() + 1, MEETING)
+    families = len(arrivals)
+    most = trips * np.count_nonzero(code["kind"] >= EXPECT)
     phases = np.zeros((blocks, families, most), PHASE)
-    phases.done_at[:] = NEVER
+    phases["done_at"] = NEVER
     issued = np.zeros((blocks, families), np.int64)
-    arrived = np.zeros((warps.shape[0], families), np.int64)
-    awaited = np.zeros((warps.shape[0], families), np.int64)
+    arrived, awaited = (np.zeros((len(warps), families), np.int64) for _ in range(2))
     finish = np.zeros((blocks, trips + 1))
+    asynchronous = bool((code["kind"] == WGMMA).any())
+    _run(
+        code, warps, subs, np.zeros(2), meetings, group_meetings, phases, issued, arrived, awaited,
+        finish, arrivals, trips, l2_cycles_per_byte, barrier_late, asynchronous,
+    )  # fmt: skip
+    return finish
+
+
+def _warps(places, stagger):
+    """All warps before their loops; those of later blocks start later."""
+    warps = np.zeros(len(places), WARP)
+    for name in places.dtype.names:
+        warps[name] = places[name]
+    warps["pc"], warps["asleep_on"] = places["start"], AWAKE
+    warps["ready"] = places["block"] * stagger
+    return warps
+
+
+@jit
+def _run(
+    code, warps, subs, queues, meetings, group_meetings, phases, issued, arrived, awaited,
+    finish, arrivals, trips, l2_cycles_per_byte, barrier_late, asynchronous,
+):  # fmt: skip
+    """Fill `finish`: every warp issues until all are done, or none can go on."""
     left = warps.shape[0]
     while left > 0:
         w, t = _next_issue(code, warps, subs, queues, phases, awaited)
@@ -138,7 +159,7 @@ def replay(
                 continue
         if w < 0:
             finish[0, 0] = -1.0
-            return finish
+            return
         warp, row = warps[w], code[warps[w].pc]
         sub = subs[warp.sub]
         _read_registers(row, sub, w == sub.last_issued, t)
@@ -169,21 +190,6 @@ def replay(
         if row.writes < NO_BARRIER:
             warp.falls[row.writes] = max(warp.falls[row.writes], complete)
         left -= _advance(warp, finish, t, trips)
-    return finish
-
-
-@jit
-def _warps(places, stagger):
-    """All warps before their loops; those of later blocks start later."""
-    warps = np.zeros(places.shape[0], WARP)
-    for w in range(places.shape[0]):
-        warp, place = warps[w], places[w]
-        warp.block, warp.sub, warp.group = place.block, place.sub, place.group
-        warp.start, warp.end = place.start, place.end
-        warp.leads, warp.counts = place.leads, place.counts
-        warp.pc, warp.asleep_on = place.start, AWAKE
-        warp.ready = place.block * stagger
-    return warps
 
 
 @jit
