@@ -60,7 +60,7 @@ $(OLDEST)/.tested: $(OLDEST)/.installed | $(CUDA_HEADERS)
 	@rm -rf $(RECORDING_OLDEST)/events && mkdir -p $(RECORDING_OLDEST)/events
 	LD_LIBRARY_PATH=$(RECORDING_OLDEST) TRITON_LIBCUDA_PATH=$(RECORDING_OLDEST) \
 	RECORDING_CUDA_LOG=$(RECORDING_OLDEST)/events/log OMP_NUM_THREADS=1 \
-	$(OLDEST)/bin/python -m pytest tests/driver tests/cpu/kernels/test_signature.py
+	$(OLDEST)/bin/python -m pytest tests/driver tests/cpu/kernels/test_signature.py tests/cpu/kernels/test_every_text.py
 
 $(OLDEST)/.installed:
 	$(PYTHON312) -m venv $(OLDEST)
