@@ -169,6 +169,7 @@ def test_kernels_of_calls_and_of_merged_splits_are_compiled_before() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow("20 seconds; make test has a tiny run, which compiles what it launches")
 def test_what_is_launched_is_compiled_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

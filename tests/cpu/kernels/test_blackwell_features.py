@@ -53,6 +53,7 @@ def test_every_variant_is_right(name: str) -> None:
     assert_right(make_spec("bfloat16", dim, mask, **features), config)
 
 
+@pytest.mark.slow("12 seconds; make test has each feature alone, and packed ones together")
 def test_all_features_at_once() -> None:
     dim, mask, config, features = VARIANTS["all"]
     cases = [case(130, 200, heads=2), case(70, 65)]
