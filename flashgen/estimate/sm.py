@@ -255,9 +255,8 @@ class Scoreboard:
         phase = next(phase for phase in self.phases if loop in phase)
         busy = self._busy(self._program(phase, self.residents))
         # Loops that run side by side are counted together: each gets its part.
-        return max(busy[pipe] for pipe in (instruction_row.MATRIX, instruction_row.FMA)) / len(
-            phase
-        )
+        pipes = instruction_row.MATRIX, instruction_row.FMA
+        return max(busy[pipe] for pipe in pipes) / len(phase)
 
     def loaded_bytes(self, phase: int) -> float:
         """What a block loads from L2 in a trip of a phase."""

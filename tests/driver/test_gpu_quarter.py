@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_quarter import tiny
 from benchmarks.quarter import lines
-from benchmarks.quarter.experiments import EXPERIMENTS
+from benchmarks.quarter.experiments import EXPERIMENTS, items_of
+from flashgen.schedules.config import kernel_name
+from flashgen.spec.gpu import TARGETS
 from tests.driver.programs import command
 from tests.driver.test_end_to_end import TIME, ZEROS
 
@@ -19,7 +22,8 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_quarter.py"
 def test_a_tiny_run_walks_through_all_experiments_behind_a_broken_context(tmp_path: Path) -> None:
     out = tmp_path / "quarter"
     words = [sys.executable, str(PROGRAM), "run", "--tiny", "--out", str(out), "--seconds", "3000"]
-    fail = "illegal@caus_win_br128_bc128_w8_s2_hopper_tma_lpt_pers"  # the first that is checked
+    checked = tiny(list(items_of(["right"], TARGETS["nvidia_h200"])))[0]
+    fail = f"illegal@{kernel_name(checked.spec, checked.configs[0])}"
     done, _ = command(words, tmp_path, **TIME, **ZEROS, RECORDING_CUDA_FAIL=fail)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [line for line in lines.read(out / "quarter.jsonl") if line["kind"] != "about"]
