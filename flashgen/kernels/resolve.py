@@ -163,6 +163,8 @@ class _Kernel:
         )
 
     def _expression(self, node: ast.AST, known: KnownNames) -> str:
+        if isinstance(node, ast.ListComp):  # its names are its own
+            known = {name: known[name] for name in known.keys() - _names(node, ast.Store)}
         simpler = self._simpler(node, known) if isinstance(node, ast.expr) else None
         if simpler is not None:
             return simpler
@@ -180,7 +182,7 @@ class _Kernel:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return None
         value = folded(node, known)
-        named = isinstance(node, ast.Name) and node.id in self._phases
+        named = isinstance(node, ast.Name) and node.id in self._phases & known.keys()
         if not isinstance(node, ast.Constant) and (named or isinstance(value, _SWITCH)):
             return quoted(value) if isinstance(value, str) else repr(value)
         if isinstance(node, ast.IfExp) and (test := folded(node.test, known)) is not _UNKNOWN:

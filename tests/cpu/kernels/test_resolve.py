@@ -45,6 +45,12 @@ def test_of_a_static_branch_the_side_that_is_taken_stays() -> None:
     assert resolved(text) == kernel(*taken)
 
 
+def test_a_name_of_a_comprehension_is_no_phase() -> None:
+    phases = ("for n in tl.static_range(2):", "    if n == 0:", "        x = m", "    store(x, n)")
+    held = ("x = m", "store(x, 0)", "store(x, 1)", "store([x[n] for n in (0, 1)])")
+    assert resolved(kernel(*phases, held[-1])) == kernel(*held)
+
+
 def test_of_a_chain_that_a_launch_decides_in_part_that_part_stays() -> None:
     text = kernel(
         "ORDER: tl.constexpr = 'plain'",
