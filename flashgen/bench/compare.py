@@ -188,9 +188,7 @@ def of_table(cases: Iterable[BenchCase], table: Table) -> Iterator[ComparedCase]
                 title=title_of(case), note="a table has its kernels apart: see flashgen show"
             )
             continue
-        held, executed = table.find(*key), table.executed_for(*key)
-        serves = executed is not None and executed.serves_under(triton_version())
-        entry = executed if serves else held
+        held, entry = table.find(*key), table.serving(*key, triton_version())
         us = entry.result.median_us if entry else None
         if entry is None or us is None:
             yield ComparedCase(title=title_of(case), note=f"{table.gpu.slug} has no time of it")

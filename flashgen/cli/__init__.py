@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.metadata
+import inspect
 import io
 import os
 import re
@@ -83,7 +84,16 @@ def _common(
 def _summary(command: Callable[..., None]) -> str:
     """The first clause of a command's docstring, on one line: the list of commands wraps it."""
     paragraph = " ".join((command.__doc__ or "").split("\n\n")[0].split())
-    return re.split(r"(?<=[.;])\s", paragraph)[0].rstrip(".;") + "."
+    summary = re.split(r"(?<=[.;])\s", paragraph)[0].rstrip(".;")
+    return summary if summary.endswith("?") else f"{summary}."
+
+
+def _help(command: Callable[..., None]) -> str:
+    """A command's docstring, its prose in whole paragraphs, which a terminal of any width wraps."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(
+        each if each.startswith("flashgen ") else " ".join(each.split()) for each in paragraphs
+    )
 
 
 for _command in (
@@ -105,7 +115,7 @@ for _command in (
     explain.doctor,
 ):
     name = "try" if _command is prove.try_kernel else None
-    app.command(name, short_help=_summary(_command), cls=_Command)(_command)
+    app.command(name, help=_help(_command), short_help=_summary(_command), cls=_Command)(_command)
 
 _tables = typer.Typer(cls=_Group, no_args_is_help=True, help="Compare and merge tables.")
 _tables.command(short_help=_summary(tables.diff), cls=_Command)(tables.diff)

@@ -43,9 +43,9 @@ class On:
 def compare(what: What, on: On) -> None:
     """Time and check flashgen, SDPA's best backend and flash_attn here: is flashgen faster?
 
-    flashgen compare --hf-config config.json               for a model
-    flashgen compare --head-dim 128 --causal --seq 8192    for one spec
-    flashgen compare --target nvidia_h200 --causal         by the figures of a table: no GPU
+    flashgen compare --hf-config config.json             a model
+    flashgen compare --head-dim 128 --causal --seq 8192  one spec, one length
+    flashgen compare --target nvidia_h200 --causal       no GPU: by a table
 
     One table, in about two minutes, most operations first. Yes: flashgen's 80th percentile is below
     the 20th of the best of the others. The mean of a file's cases is by its weights.

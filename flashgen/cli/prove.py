@@ -77,7 +77,7 @@ def verify(
         return _compare(table) if invariant else _execute(table, out, jobs, record)
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify") as cache:
-        whole, evaluator = _table_and_evaluator("verify", gpu, target, out, cache, jobs)
+        whole, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
         table = whole if every else whole.of_last_run()
         failed = undecided = count = 0
         for warning in warnings_here(table.gpu.arch):
@@ -218,7 +218,7 @@ def try_kernel(
     if gpu == (target is not None):
         raise InvalidArgument("try needs either --gpu or --target SLUG")
     with temporary_folder("try") as cache:
-        table, evaluator = _table_and_evaluator("try", gpu, target, out, cache, 2)
+        table, evaluator = _table_and_evaluator(gpu, target, out, cache, 2)
         entry = next((e for e in table.everything if _is_called(e, kernel)), None)
         if entry is None:
             shipped = (kernel_name(e.spec, e.config) for e in table.everything)
@@ -303,7 +303,7 @@ def calibrate(
 
 
 def _table_and_evaluator(
-    command: str, gpu: bool, target: str | None, out: Path, cache: Path, jobs: int | None
+    gpu: bool, target: str | None, out: Path, cache: Path, jobs: int | None
 ) -> tuple[Table, Evaluator]:
     if not gpu:
         from flashgen.evaluate.offline import OfflineEvaluator
@@ -313,5 +313,5 @@ def _table_and_evaluator(
     from flashgen.evaluate.on_gpu import GpuEvaluator
     from flashgen.kernels.launch import device_gpu
 
-    here = device_gpu(0, instead=f"flashgen {command} --target nvidia_h200")
+    here = device_gpu(0, instead="--target nvidia_h200 in place of --gpu")
     return named_table(here.slug, out, evidence=True), GpuEvaluator(here, 0, cache, jobs)

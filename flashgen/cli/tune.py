@@ -144,11 +144,12 @@ class Output:
 def tune(what: What, where: Where, how_long: HowLong, output: Output) -> None:
     """Find the fastest correct config of each spec and bucket, write the table and the kernels.
 
-    flashgen tune --gpu                                    this machine's GPU
-    flashgen tune --gpu --hf-config config.json            what a model needs, heaviest first
-    flashgen tune --gpu --head-dim 128 --causal --seq 8192 one spec, one length
-    flashgen tune --gpu --from-tables --time-budget 600    ten minutes, from what other GPUs have
-    flashgen tune --target nvidia_l4 --out here            a GPU that is not here: estimates
+    flashgen tune --gpu                                     this machine's GPU
+    flashgen tune --gpu --hf-config config.json             what a model calls
+    flashgen tune --gpu --head-dim 128 --causal --seq 8192  one spec, one length
+    flashgen tune --gpu --from-tables --time-budget 600     from other tables
+    flashgen tune --target nvidia_l4 --out here             no GPU: estimates
+    flashgen tune --gpu --dry-run                           what, and how long
 
     Without --gpu and --target: the GPU of this machine; if there is none, a demonstration of two
     minutes for an H100, in the folder demonstration/.

@@ -53,7 +53,7 @@ class What:
     causal: CausalOption = None
     seq: Annotated[
         list[int] | None,
-        typer.Option(help="Sequence length, 4096 by default; its bucket is meant. Repeatable."),
+        typer.Option(help="Number of keys, 4096 by default; it stands for its bucket. Repeatable."),
     ] = None
     feature: FeatureNames = None
     no_feature: NoFeature = False

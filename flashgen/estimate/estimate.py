@@ -16,13 +16,12 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from numbers import Integral, Real
 
 from flashgen.errors import InvalidArgument, NoEstimate, cut
 from flashgen.estimate.machines import MACHINES, held_clock_mhz, machine_of
 from flashgen.estimate.replay import Replay, replay_cubin
-from flashgen.estimate.sm import clock, numba_missing
+from flashgen.estimate.sm import clock
 from flashgen.estimate.trip_counts import dealt_out, empty_programs, grid, handed_out, tuned_splits
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.outcome import Timing
@@ -414,9 +413,3 @@ def estimate_streaming(spec: AttentionSpec, problem: Problem, gpu: Gpu) -> Timin
 def estimable(arch: str) -> bool:
     """Whether the model knows this architecture."""
     return arch in MACHINES
-
-
-def require_estimator() -> None:
-    """Raise ToolchainError unless the packages for estimates (extra `offline`) are installed."""
-    if find_spec("numba") is None:
-        raise numba_missing()

@@ -54,12 +54,6 @@ STAGGER = 60.0
 """Cycles between the starts of the blocks of an SM."""
 
 
-def numba_missing() -> ToolchainError:
-    """The error of an estimate without numba."""
-    command = install_command("offline")
-    return ToolchainError(f"estimates need numba: {command} (or tune on the GPU itself with --gpu)")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Usage:
     """The shares of an iteration in which each pipe is busy; latency is the rest of the busiest
@@ -374,11 +368,12 @@ def _finish(made: LoopProgram, residents: int, machine: ArchModel, trips: int) -
 
 
 def clock() -> Any:
-    """The module sm_clock. Raises ToolchainError if numba is not installed."""
+    """The module sm_clock. Raises ToolchainError if numba is not installed, or does not load."""
     try:
         from flashgen.estimate import sm_clock
-    except ImportError:
-        raise numba_missing() from None
+    except ImportError as error:
+        remedy = f"{install_command('offline')} (or tune on the GPU itself with --gpu)"
+        raise ToolchainError(f"estimates need numba ({error}): {remedy}") from None
     return sm_clock
 
 

@@ -147,7 +147,10 @@ def tables(gpu: Gpu | None) -> Iterator[Fact]:
     problem = why_not_generated(folder)
     remedy = "run flashgen generate" if problem else ""
     yield Fact("serves", problem or str(folder), remedy)
-    command = "flashgen tune --gpu" if gpu else f"flashgen tune --target {slug or 'SLUG'}"
+    if gpu and gpu.without_tensor_cores:
+        return
+    here = gpu or slug in NAMED  # nothing is estimated for these
+    command = "flashgen tune --gpu" if here else f"flashgen tune --target {slug or 'SLUG'}"
     if slug and _own(found, slug) is None:
         command += " --from-tables"
     yield Fact("to improve", command)
@@ -180,6 +183,7 @@ def _contents(table: Any) -> str:
     sources = Counter(entry.result.source for entry in table.entries)
     counts = ", ".join(f"{count} {source}" for source, count in sources.items())
     triton = ", ".join(dict.fromkeys(run.triton for run in table.runs))
-    donors = ", ".join(dict.fromkeys(run.donor for run in table.runs if run.donor))
-    lent = f", lent by {donors}" if donors else ""
+    donors = dict.fromkeys(run.donor for run in table.runs if run.donor in TARGETS)
+    named = ", ".join(donors) if len(donors) < 4 else f"{len(donors)} other tables"
+    lent = f", lent by {named}" if donors else ""
     return f"{len(table.entries)} entries ({counts}){lent}, Triton {triton or 'unknown'}"

@@ -133,9 +133,9 @@ class Dispatcher:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Exact attention, softmax(scale * Q K^T + bias) V.
 
-        Differentiable, once, with respect to q, k, v, a float bias and sinks. Of sequences padded
-        to the left, chunk_start is their pads. Without a causal mask a window counts from the
-        bottom-right diagonal. Keys of other chunks are not read.
+        Differentiable, once, with respect to q, k, v, a float bias and sinks. Without
+        a causal mask a window counts from the bottom-right diagonal. Keys of other chunks are not
+        read.
 
         Args:
             q: (batch, heads, seq_q, head_dim), float16, bfloat16 or float32, in any strides.
@@ -148,9 +148,9 @@ class Dispatcher:
             dropout_p: probability with which an element of P is dropped, with or without gradients.
             window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
             softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
-            sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
+            sinks: (heads,), float32 or of the dtype of q: one more score in each softmax.
             chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
-            chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
+            chunk_start: int32 (batch,), where chunk 0 begins: 0, or the number of pads on the left.
             block_mask: of flashgen.block_mask; then causal is False, without window and bias.
             deterministic: False admits a backward that adds dQ up in any order.
             precision: how float32 is multiplied, "ieee" or "tf32".
@@ -282,9 +282,9 @@ class Dispatcher:
             alibi_slopes: float32 (heads,) or (batch, heads), ALiBi.
             window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
             softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
-            sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
+            sinks: (heads,), float32 or of the dtype of q: one more score in each softmax.
             chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
-            chunk_start: int32 (batch,), the position at which chunk 0 begins; 0 unless given.
+            chunk_start: int32 (batch,), where chunk 0 begins: 0, or the number of pads on the left.
             precision: how float32 is multiplied, "ieee" or "tf32".
             invariant: bits of a row depend on its query and keys alone (docs/invariance.md).
             return_lse: whether LSE is returned too.

@@ -113,7 +113,7 @@ def attention_varlen(
         dropout_p: probability with which an element of P is dropped, with or without gradients.
         window: (left, right) keys a query sees beside its diagonal; None or -1 is no end.
         softcap: scores become softcap * tanh(score / softcap) before bias and masks; 0 is none.
-        sinks: (heads,), float32 or of the dtype of q: a score each row of a head sums besides.
+        sinks: (heads,), float32 or of the dtype of q: one more score in each softmax.
         chunk: keys of a chunk; under a causal mask a query sees only its own (Llama 4).
         chunk_start: int32 (sequences,), the position at which chunk 0 begins; 0 unless given.
         deterministic: False admits a backward that adds dQ up in any order.

@@ -254,7 +254,7 @@ def known_target(slug: str) -> Gpu:
         wanted = slug_of(slug)
         if wanted in NAMED:
             raise InvalidArgument(_why_named_alone(NAMED[wanted])) from None
-        hint = did_you_mean(wanted, TARGETS)
+        hint = did_you_mean(wanted, (*TARGETS, *ALIASES, *NAMED))
         raise InvalidArgument(f"target must be a known slug: got {slug!r}; {hint}") from None
 
 

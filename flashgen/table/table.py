@@ -80,6 +80,12 @@ class Table:
         """The executed entry of exactly this spec and bucket, if there is one."""
         return next((entry for entry in self.executed if entry.key == (spec, bucket)), None)
 
+    def serving(self, spec: AttentionSpec, bucket: Bucket, triton: str) -> Entry | None:
+        """What serves this spec and bucket under a version of Triton, if there is an entry."""
+        executed = self.executed_for(spec, bucket)
+        serves = executed is not None and executed.serves_under(triton)
+        return executed if serves else self.find(spec, bucket)
+
     def run_of(self, entry: Entry) -> Run | None:
         """The run that an entry of this table comes from; None without its evidence."""
         return next((run for run in self.runs if run.id == entry.evidence.run), None)

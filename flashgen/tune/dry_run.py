@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from flashgen.estimate.estimate import estimable
 from flashgen.evaluate.measure import BUDGETS
 from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.space import legal_configs, measured_seeds, tuned_default
 from flashgen.search.explore import LOOK_AHEAD
 from flashgen.search.staged import FINALISTS
@@ -45,7 +46,10 @@ def lines(options: TuneOptions, say: Callable[[str], object]) -> Iterator[str]:
         for number, (spec, problem) in enumerate(options.searches):
             tried, legal = counts.of(spec, problem)
             seconds += seconds_of(tried, counts.compiled(tried, legal), jobs, on_gpu=counts.on_gpu)
-            if number < SHOWN:
+            if number < SHOWN and not legal:
+                why = why_illegal(spec, tuned_default(spec, gpu), gpu)
+                yield f"{title_of(spec, problem)}: no config is legal: {why}"
+            elif number < SHOWN:
                 where = f"heads {problem.heads}/{problem.kv_heads}, {bucket_of(problem.seq_k)}"
                 yield f"{title_of(spec, problem)}, {where}: {tried} of {legal} configs"
         if (count := len(options.searches)) > SHOWN:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from flashgen import paths
+from flashgen.evaluate.evaluator import triton_version
 from flashgen.schedules.config import kernel_name
 from flashgen.spec.problem import bucket_of
 from flashgen.table.entry import Entry
@@ -22,7 +23,8 @@ def report(run: GpuRun, console: Console) -> None:
     keys = [(spec, bucket_of(problem.seq_k)) for spec, problem in options.searches]
     order = sorted(found, key=lambda key: keys.index(key) if key in keys else len(keys))
     console.print()
-    console.print(entries_grid(found[key] for key in order))
+    if order:
+        console.print(entries_grid(found[key] for key in order))
     lines = [
         *failure_lines(run.outcomes),
         f"{len(keys)} search{'es' * (len(keys) != 1)}, {_changes(run)}",
@@ -66,9 +68,11 @@ def _changes(run: GpuRun) -> str:
 
 def _serving(run: GpuRun, found: Entry) -> str:
     """The kernel that serves what was searched, which may be that of an entry that stays."""
-    entry = run.results.table.find(*found.key) or found
+    entry = run.results.table.serving(*found.key, triton_version()) or found
     kernel = kernel_name(entry.spec, entry.config)
-    return f"{entry.spec.name} of {found.problem.seq_k} keys is served by {kernel}"
+    apart = ", which was executed on a CPU: searches without a GPU leave such kernels out"
+    served = f"{entry.spec.name} of {found.problem.seq_k} keys is served by {kernel}"
+    return served + apart * bool(entry.tritons)
 
 
 def _to_try(run: GpuRun) -> list[str]:

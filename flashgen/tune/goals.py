@@ -88,10 +88,8 @@ class Goals:
         spec, bucket = piece[0], bucket_of(piece[1].seq_k)
         if piece in derived:
             return derived[piece].winner.config
-        held = self._began_with.find(spec, bucket)
-        executed = self._began_with.executed_for(spec, bucket) if self._on_gpu else None
-        if executed and executed.serves_under(triton_version()):
-            held = executed
+        triton = triton_version() if self._on_gpu else ""  # an executed entry is no rival offline
+        held = self._began_with.serving(spec, bucket, triton)
         if held is None or why_illegal(spec, held.config, self._gpu) is not None:
             return None
         if held.config.executed and not self._on_gpu:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from flashgen.compile.known_bugs import warnings_here
 from flashgen.errors import NoGpuError
-from flashgen.estimate.estimate import estimable, require_estimator
+from flashgen.estimate.estimate import estimable
+from flashgen.estimate.sm import clock
 from flashgen.evaluate import pools
 from flashgen.evaluate.build import cpu_count
 from flashgen.evaluate.pools import Children, Pools
@@ -116,7 +117,7 @@ def choose(wanted: TargetOptions, say: Say) -> tuple[tuple[Gpu, ...], dict[int, 
 def offline_targets(target: str | None, why: str, say: Say) -> tuple[Gpu, ...]:
     """The GPUs that a word of --target names; says that nothing is measured, and why."""
     if target == ALL:
-        require_estimator()
+        clock()  # raises without numba
         blind = ", ".join(gpu.slug for gpu in TARGETS.values() if not estimable(gpu.arch))
         say(
             f"Tuning offline for all {len(TARGETS)} known GPUs: the results are estimates, or for "
@@ -126,7 +127,7 @@ def offline_targets(target: str | None, why: str, say: Say) -> tuple[Gpu, ...]:
     gpu = known_target(target or OFFLINE_TARGET)
     result = "the results are estimates"
     if estimable(gpu.arch):
-        require_estimator()
+        clock()  # raises without numba
     else:
         result = f"the estimator does not know {gpu.arch}, so configs are chosen by rule"
     say(

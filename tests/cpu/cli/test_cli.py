@@ -221,8 +221,8 @@ class TestBadInput:
             ("aot --target nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("aot --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("warmup", 3, "without one, type: flashgen aot --target nvidia_h200 --out DIR"),
-            ("verify --gpu", 3, "without one, type: flashgen verify --target nvidia_h200"),
-            ("try k --gpu", 3, "without one, type: flashgen try --target nvidia_h200"),
+            ("verify --gpu", 3, "without one, type: --target nvidia_h200 in place of --gpu"),
+            ("try k --gpu", 3, "without one, type: --target nvidia_h200 in place of --gpu"),
         ],
     )
     @pytest.mark.usefixtures("without_gpu")
@@ -348,6 +348,8 @@ class TestTune:
         few = run(*line.split(), 10, "--time-budget", "5")[1].splitlines()[-1]
         assert "5 s by --time-budget; all of them take about 20 s" in few
         assert run(*line.split(), 10, "--cluster", "auto")[0] == 2
+        none = run(*line.replace("l4", "a10").split(), 10, "--feature", "fp8")[1]
+        assert "no config is legal: fp8 is made of the float8_e4m3 matrix instructions" in none
         every = run(*line.split(), 10, "--sampler", "exhaustive")[1].splitlines()[-2]
         tried, legal = re.search(r": (\d+) of (\d+) configs", every).groups()
         assert tried == legal
@@ -1182,7 +1184,7 @@ def test_the_list_of_commands_has_a_sentence_for_each() -> None:
     commands = {**group.commands, **group.commands["table"].commands}  # type: ignore[attr-defined]
     for name, command in commands.items():
         text = command.short_help or command.help
-        assert text.endswith("."), name
+        assert re.search(r"[^.?][.?]$", text), name
         assert "\n" not in text, name
 
 

@@ -295,12 +295,16 @@ def test_which_table_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     nothing_like = asdict(H200) | {"name": "NVIDIA X", "arch": "sm_75"}
     one = found(tmp_path, look=Done(SEEN | {"gpu": nothing_like}))
     assert value(one, "table") == "none for nvidia_x: default kernels serve"
+    assert all(fact.name != "to improve" for fact in one.facts)  # it says to use torch's attention
     assert value(found(tmp_path, look=Done(NONE)), "to improve") == "flashgen tune --target SLUG"
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
     one = found(tmp_path, look=Done(NONE))
     assert value(one, "table").startswith("nvidia_l4")
     assert value(one, "to improve") == "flashgen tune --target nvidia_l4"
     assert value(one, "FLASHGEN_GPU") == "nvidia_l4"
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_geforce_rtx_3060")
+    one = found(tmp_path, look=Done(NONE))
+    assert value(one, "to improve") == "flashgen tune --gpu --from-tables"
 
 
 @pytest.mark.parametrize("slug", TARGETS)

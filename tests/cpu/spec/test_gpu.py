@@ -104,6 +104,10 @@ def test_an_unknown_slug_names_the_nearest() -> None:
         known_target("A40")
     with pytest.raises(InvalidArgument, match="nvidia_a100_sxm4_80gb or nvidia_a100_sxm4_40gb"):
         known_target("a100")
+    with pytest.raises(InvalidArgument, match="did you mean nvidia_geforce_rtx_3060 or "):
+        known_target("RTX 3060")
+    with pytest.raises(InvalidArgument, match=r"did you mean nvidia_geforce_rtx_3090_ti\?"):
+        known_target("rtx 3090 ti")
     assert known_target("nvidia_h200_nvl").slug == "nvidia_h200"
 
 

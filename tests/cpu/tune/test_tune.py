@@ -20,7 +20,7 @@ from flashgen.evaluate.evaluator import triton_version
 from flashgen.evaluate.measure import Conditions
 from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.payloads import Tasks
-from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.schedules.outcome import Outcome, Source, Stage, Status
 from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
 from flashgen.search.goal import Budget, rendered_digest
@@ -594,6 +594,9 @@ class TestWhatIsHeld:
         executed = replace(self.HELD, config=hopper, tritons=tritons or here)
         held = Table(gpu=H200).with_entry(self.HELD, made_run())
         save(held.of([self.HELD, executed]), tmp_path / "configs" / "nvidia_h200.yaml")
+        _, printed = run(monkeypatch, tmp_path, Served(us=us, gpu=H200, source="estimated"))
+        served = f"is served by {kernel_name(SPEC, hopper)}, which was executed on a CPU: searches"
+        assert (served in printed) is (tritons is None)
         slow = Served(us=lambda config: 100.0 if config == hopper else us(config), gpu=H200)
         table, _ = run(monkeypatch, tmp_path, slow)
         assert [entry.config for entry in table.everything] == [hopper]
