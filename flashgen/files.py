@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gzip
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -25,16 +26,23 @@ MOST_UNPACKED = 256 << 20
 
 
 @contextlib.contextmanager
-def temporary_folder(purpose: str) -> Iterator[Path]:
-    """A folder of this process, with mode 0700, that is deleted at the end. Raises ToolchainError
-    where there is no folder for temporary files.
+def temporary_folder(purpose: str, *, keeps: str = "") -> Iterator[Path]:
+    """A folder of this process, with mode 0700, that is deleted at the end, but for what it has
+    under `keeps`. Raises ToolchainError where there is no folder for temporary files.
     """
     try:
-        folder = tempfile.TemporaryDirectory(prefix=f"flashgen-{purpose}-")
+        folder = Path(tempfile.mkdtemp(prefix=f"flashgen-{purpose}-"))
     except OSError as error:
         raise no_temporary(error) from None
-    with folder as name:
-        yield Path(name)
+    try:
+        yield folder
+    finally:
+        stays = keeps and (folder / keeps).is_dir()
+        for path in list(folder.iterdir()) if stays else [folder]:
+            if path.is_file():
+                path.unlink()
+            elif not stays or path.name != keeps:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def no_temporary(error: OSError) -> ToolchainError:

@@ -60,6 +60,7 @@ def verify(
     sums, and nothing left to fuse.
     """
     from flashgen.compile.known_bugs import warnings_here
+    from flashgen.evaluate.build import KEPT_KERNELS
     from flashgen.table.show import console
     from flashgen.tune.progress import Screen
     from flashgen.tune.verify import verify as proofs_of
@@ -76,7 +77,7 @@ def verify(
             return _enter(table, enter, out, jobs)
         return _compare(table) if invariant else _execute(table, out, jobs, record)
     # A fresh cache: results of an earlier run verify nothing.
-    with temporary_folder("verify") as cache:
+    with temporary_folder("verify", keeps=KEPT_KERNELS) as cache:
         whole, evaluator = _table_and_evaluator(gpu, target, out, cache, jobs)
         table = whole if every else whole.of_last_run()
         failed = undecided = count = 0
@@ -210,6 +211,7 @@ def try_kernel(
     For who changes a template: docs/change-a-kernel.md. Writes nothing. Without --gpu the kernel
     is interpreted or executed on the CPU, and its time is an estimate.
     """
+    from flashgen.evaluate.build import KEPT_KERNELS
     from flashgen.schedules.config import kernel_name
     from flashgen.spec.problem import workload
     from flashgen.tune.options import DEFAULT_SEQ
@@ -217,7 +219,7 @@ def try_kernel(
 
     if gpu == (target is not None):
         raise InvalidArgument("try needs either --gpu or --target SLUG")
-    with temporary_folder("try") as cache:
+    with temporary_folder("try", keeps=KEPT_KERNELS) as cache:
         table, evaluator = _table_and_evaluator(gpu, target, out, cache, 2)
         entry = next((e for e in table.everything if _is_called(e, kernel)), None)
         if entry is None:

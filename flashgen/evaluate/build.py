@@ -41,6 +41,9 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Problem, timed_problems
 
+KEPT_KERNELS = "quarantine"
+"""The folder of a cache that has the kernels of failures, which their messages name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
@@ -256,6 +259,6 @@ def kept(detail: str, rendered: Rendered, cache: Path) -> str:
     """Write the kernel of a failure, its numbers in place, to a file that can be run; returns
     `detail` with its path.
     """
-    path = cache / "quarantine" / f"{rendered.name}.py"
+    path = cache / KEPT_KERNELS / f"{rendered.name}.py"
     write_whole(path, in_place(rendered))
     return f"{detail}; kernel kept in {path}"

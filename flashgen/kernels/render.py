@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import io
@@ -81,6 +82,15 @@ def render(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     return _rendered(spec, config)
 
 
+def _no_python(text: str) -> str:
+    """What is wrong with a text, and its line."""
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        return f"{error.msg}: {(error.text or '').strip()}"
+    return "its lines have no order of indents"
+
+
 @functools.lru_cache(KEPT)
 def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     text, template = text_of(spec, config), template_of(spec, config)
@@ -90,7 +100,7 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     try:
         text_digest = digest_of(body)
     except (tokenize.TokenError, SyntaxError) as error:
-        raise FlashgenError(f"templates/{template} renders no Python: {error}") from error
+        raise FlashgenError(f"templates/{template} renders no Python: {_no_python(body)}") from error
     header = render_text(
         "_header.py.jinja",
         name=text.name,

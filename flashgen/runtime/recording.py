@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn import functional
+from torch.nn.functional import multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from flashgen.errors import InvalidArgument
@@ -97,7 +98,7 @@ def _fields(noted: Noted) -> dict[str, object]:
 
 
 class _OfTorch(TorchFunctionMode):
-    """Notes calls of torch's scaled_dot_product_attention."""
+    """Notes calls of torch's scaled_dot_product_attention, those of nn.MultiheadAttention too."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -107,9 +108,17 @@ class _OfTorch(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
-        if function is scaled_dot_product_attention and not self._recorder.serving:
-            _note_sdpa(self._recorder, *args, **given)
+        if function is scaled_dot_product_attention:
+            return self._noted(*args, **given)
+        if function is multi_head_attention_forward:  # calls inside of it do not come here
+            with _replaced(functional, "scaled_dot_product_attention", self._noted):
+                return function(*args, **given)
         return function(*args, **given)
+
+    def _noted(self, *args: Any, **given: Any) -> Tensor:
+        if not self._recorder.serving:
+            _note_sdpa(self._recorder, *args, **given)
+        return scaled_dot_product_attention(*args, **given)
 
 
 def _note_sdpa(

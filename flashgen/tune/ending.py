@@ -63,7 +63,8 @@ def _changes(run: GpuRun) -> str:
     changed = [(old, new) for old, new in pairs if old != new]
     kept = sum(old is not None and old.config == new.config for old, new in changed)
     said = f"{len(changed)} entr{'y' if len(changed) == 1 else 'ies'} changed"
-    return said + f", {kept} of them in figures alone" * (kept > 0)
+    some = "" if kept == len(changed) else f"{kept} of them "
+    return said + f", {some}in figures alone" * (kept > 0)
 
 
 def _serving(run: GpuRun, found: Entry) -> str:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from flashgen.cli import prove
 from flashgen.cli import tune as tuning
 from flashgen.cli.options import table_of
 from flashgen.errors import FlashgenError
+from flashgen.evaluate.build import kept
 from flashgen.kernels.loader import load_kernel
 from flashgen.kernels.render import render
 from flashgen.report.kernel_limits import Anatomy
@@ -1164,6 +1166,27 @@ class TestTry:
     def test_a_wrong_kernel_has_no_time(self, tried) -> None:
         code, lines = tried(Evaluator(checked=Status.WRONG), SPEC.name)
         assert (code, lines[-1].split("; ")[0]) == (1, "check:  wrong")
+
+    def test_the_file_of_a_failure_is_kept_and_nothing_else(
+        self, run, out: Path, tmp_path: Path, monkeypatch
+    ) -> None:
+        class Keeping(Evaluator):
+            def __init__(self, cache: Path) -> None:
+                super().__init__(checked=Status.WRONG)
+                (cache / "checks").mkdir()
+                (cache / "one.json").touch()
+                kept("it is wrong", render(SPEC, AHEAD), cache)
+
+        here = tmp_path / "temporary"
+        here.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(here))
+        monkeypatch.setattr(
+            cli.prove, "_table_and_evaluator", lambda *given: (TABLE, Keeping(given[-2]))
+        )
+        assert run("try", SPEC.name, "--target", H200.slug, "--out", out)[0] == 1
+        (file,) = (path for path in here.rglob("*") if path.is_file())
+        assert "def " in file.read_text()
+        assert [path.name for path in file.parent.parent.iterdir()] == ["quarantine"]
 
     def test_a_name_there_is_not(self, run, out: Path) -> None:
         assert run("try", "fwd_bf16_d63", "--target", H200.slug, "--out", out)[0] == 2

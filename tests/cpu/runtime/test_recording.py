@@ -52,6 +52,15 @@ def test_calls_become_a_workload(tmp_path: Path) -> None:
     assert (heaviest.spec.name, heaviest.weight) == ("fwd_bf16_d64_causal", 1200.0)
 
 
+def test_a_layer_of_torch_is_recorded(tmp_path: Path) -> None:
+    layer = torch.nn.MultiheadAttention(64, 2, batch_first=True)
+    x = torch.randn(1, 40, 64)
+    with recording(tmp_path / "workload.yaml") as recorder:
+        layer(x, x, x, need_weights=False)
+    assert recorder.count == 1
+    assert "head_dim: 32" in recorder.text("mine")
+
+
 def test_what_no_kernel_takes_is_counted_and_the_program_goes_on(tmp_path: Path) -> None:
     odd = torch.randn(1, 2, 8, 20)
     file = tmp_path / "workload.yaml"
