@@ -100,7 +100,8 @@ def _rendered(spec: AttentionSpec, config: KernelConfig) -> Rendered:
     try:
         text_digest = digest_of(body)
     except (tokenize.TokenError, SyntaxError) as error:
-        raise FlashgenError(f"templates/{template} renders no Python: {_no_python(body)}") from error
+        why = _no_python(body)
+        raise FlashgenError(f"templates/{template} renders no Python: {why}") from error
     header = render_text(
         "_header.py.jinja",
         name=text.name,

@@ -439,7 +439,9 @@ def test_a_template_that_renders_no_python_is_refused(
     monkeypatch.setattr(paths, "templates_dir", lambda: tmp_path)
     render._environment.cache_clear()
     try:
-        with pytest.raises(FlashgenError, match=r"renders no Python: '\(' was never closed: broken = \("):
+        with pytest.raises(
+            FlashgenError, match=r"renders no Python: '\(' was never closed: broken = \("
+        ):
             render._rendered.__wrapped__(make_spec("bfloat16", 64), make_config(64, 64))
     finally:
         render._environment.cache_clear()
