@@ -76,8 +76,9 @@ class Dispatcher:
         return Decoder(self.resolver, self.calls)
 
     def again(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float | None
-    ) -> tuple[Tensor, Tensor] | None:
+        self, q: Tensor, k: Tensor, v: Tensor, causal: Causal, scale: float | None,
+        deterministic: bool = True,
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         """O and LSE of attention() with these options alone, by an earlier call; None without one.
         The most frequent call is spared what attention() takes for its other arguments.
         """
@@ -85,7 +86,7 @@ class Dispatcher:
             return None
         options = options_of("attention", 0, causal, scale, "ieee", NO_LIMITS)
         kept, _ = self.calls.find(options, q, k, v)
-        return None if kept is None else kept.call(True, q, k, v)
+        return None if kept is None else kept.call(deterministic, q, k, v)
 
     @overload
     def attention(

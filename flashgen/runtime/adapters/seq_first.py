@@ -15,7 +15,7 @@ from flashgen.errors import InvalidArgument
 from flashgen.inputs.features import UNBOUNDED, Window, window_of
 from flashgen.inputs.from_call import check_scale
 from flashgen.runtime import folders
-from flashgen.runtime.call import check_tensors
+from flashgen.runtime.call import Causal, check_tensors
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.spec.vocabulary import HEAD_DIM_STEP, MIN_HEAD_DIM
 
@@ -66,13 +66,18 @@ def window_within(window_size: Window | None, keys: int) -> Window | None:
     """A window over so many keys: a side that reaches as far has no end, as FlashAttention 2 has
     it, and None is a window without any. Raises InvalidArgument.
     """
-    if type(window_size) is tuple and window_size == (-1, -1):
+    if _no_window(window_size):
         return None
     sides = window_of(sides_of(window_size))
     if sides is None:
         return None
     left, right = (UNBOUNDED if side >= keys else side for side in sides)
     return None if left == right == UNBOUNDED else (left, right)
+
+
+def _no_window(window_size: Window | None) -> bool:
+    """Whether it is one that calls have where nobody gave another."""
+    return window_size is None or (type(window_size) is tuple and window_size == (-1, -1))
 
 
 def cap_of(softcap: float | None) -> float | None:
@@ -118,22 +123,34 @@ def attend_dense(
     k: Tensor,
     v: Tensor,
     *,
+    causal: Causal,
     scale: float | None,
     window_size: Window | None,
     softcap: float | None,
-    sinks: Tensor | None = None,
-    **options: Any,
+    deterministic: bool,
+    dropout_p: float = 0.0,
+    **features: Any,
 ) -> tuple[Tensor, Tensor]:
     """O (batch, seq_q, heads, head_dim_v) and LSE (batch, heads, seq_q) of tensors in this
-    package's layout, of any head dim; options: as of attention().
+    package's layout, of any head dim; features: as of attention(), sinks of any dtype.
     """
+    serving, cap = folders.current(), cap_of(softcap)
+    plain = _no_window(window_size) and cap is None and dropout_p == 0.0
+    plain = plain and all(x is None or x is False for x in features.values())
+    if plain and type(q) is type(k) is type(v) is Tensor and q.ndim == k.ndim == v.ndim == 4:
+        found = serving.again(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal, scale, deterministic
+        )
+        if found is not None:
+            return found[0].transpose(1, 2), found[1]
     check_dimensions("four", 4, q=q, k=k, v=v)
     dim_v = v.shape[3]
     q, k, v, scale = in_steps(q, k, v, scale)
-    o, lse = folders.current().attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), scale=scale,
-        window=window_within(window_size, k.shape[1]), softcap=cap_of(softcap),
-        sinks=sinks_of(sinks, q), return_lse=True, **options,
+    features["sinks"] = sinks_of(features.get("sinks"), q)
+    o, lse = serving.attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal, scale=scale,
+        window=window_within(window_size, k.shape[1]), softcap=cap, dropout_p=dropout_p,
+        deterministic=deterministic, return_lse=True, **features,
     )  # fmt: skip
     o = o.transpose(1, 2)
     return (o if o.shape[3] == dim_v else o[..., :dim_v]), lse

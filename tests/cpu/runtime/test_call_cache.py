@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 
-import flashgen.runtime.flash_attn as flash_attn
 from flashgen.errors import InvalidArgument, NotDifferentiable
-from flashgen.runtime import Dispatcher, call_cache
+from flashgen.runtime import Dispatcher, call_cache, flash_attn, flash_attn_3, flash_attn_4, sdpa
 from flashgen.runtime.call import Call
 from flashgen.runtime.call_cache import CallCache
 from flashgen.runtime.launcher import _Steps
@@ -562,3 +561,30 @@ def test_what_is_kept_is_bounded_and_what_is_used_stays() -> None:
     for i in range(100, 110):
         kinds.keep((i,), i)
     assert kinds.get(("used",)) is None
+
+
+@pytest.mark.parametrize("drop_in", [flash_attn, flash_attn_3, flash_attn_4, sdpa])
+def test_a_drop_in_repeats_what_attention_kept(
+    drop_in: Any, driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the rest of attention(), which took them 10 microseconds, and refuses what it did."""
+    make_current(monkeypatch, own)
+    monkeypatch.setattr(own.resolver, "left_to_torch", lambda _: False)
+    q, k, v = (seq_first(x) for x in tensors(kv_heads=2))
+
+    def call(**more: Any) -> None:
+        if drop_in is sdpa:
+            sdpa.scaled_dot_product_attention(q, k, v, **more)
+        else:
+            drop_in.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)))
+
+    grouped = {"enable_gqa": True}
+    for _ in range(2):
+        call(**grouped)
+    monkeypatch.setattr(own, "attention", None)
+    call(**grouped)
+    assert len({function for function, *_ in driver.launches}) == 1
+    assert len(driver.launches) == 3
+    if drop_in is sdpa:
+        with pytest.raises(InvalidArgument, match="enable_gqa must be True"):
+            call()
