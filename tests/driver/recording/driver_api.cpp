@@ -297,7 +297,12 @@ API CUresult cuLaunchCooperativeKernel(CUfunction kernel, unsigned gx, unsigned 
   return cuLaunchKernel(kernel, gx, gy, gz, bx, by, bz, shared, stream, parameters, nullptr);
 }
 
-// ---- waiting
+// ---- captures and waiting
+
+API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
+  *status = static_cast<CUstreamCaptureStatus>(capture_status(reinterpret_cast<u64>(stream), nullptr));
+  return CUDA_SUCCESS;
+}
 
 API CUresult cuCtxSynchronize() {
   call("cuCtxSynchronize");
