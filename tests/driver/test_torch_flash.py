@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -280,11 +281,13 @@ def test_diffusers_runs_on_flashgen(active: None, recording: Recording) -> None:
     assert kernels(recording) == ["fwd"]
 
 
-def test_torchs_own_flash_attention_3_finds_the_operators(recording: Recording) -> None:
-    """By the name of a module that registers torch.ops.flash_attn_3."""
-    from torch.nn.attention import _fa3
-
-    handle = _fa3.register_flash_attention_fa3("flashgen.runtime.flash_attn_3_operators")
+@pytest.mark.parametrize(
+    ("hook", "module"), [("fa3", "flash_attn_3_operators"), ("fa4", "flash_attn_4")]
+)
+def test_torchs_own_hooks_find_the_names(recording: Recording, hook: str, module: str) -> None:
+    """By the name of a module that registers torch.ops.flash_attn_3, or has FlashAttention 4's functions."""
+    hooks = importlib.import_module(f"torch.nn.attention._{hook}")
+    handle = getattr(hooks, f"register_flash_attention_{hook}")(f"flashgen.runtime.{module}")
     try:
         step(2, 8, 256, 64, is_causal=True)
         assert kernels(recording) in TRAINING

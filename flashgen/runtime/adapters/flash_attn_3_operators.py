@@ -17,12 +17,8 @@ from torch import Tensor
 from torch.library import Library
 
 from flashgen.errors import InvalidArgument, ToolchainError
-from flashgen.inputs.features import features_of
-from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import torch_modes
-from flashgen.runtime.adapters import flash_attn_3, seq_first
-from flashgen.runtime.adapters.torch import as_given, backward_of, heads_first_of
-from flashgen.runtime.call import Call, Saved
+from flashgen.runtime.adapters import flash_attn_3, flash_attn_4
 
 _WINDOW = "int window_size_left = -1, int window_size_right = -1"
 _SPLITS = "int num_splits = 0, bool? pack_gqa = None, int sm_margin = 0"
@@ -131,7 +127,6 @@ def fwd(
     return (o if out is None else out.copy_(o)), lse, None, None
 
 
-@torch_modes.without_gradients
 def bwd(
     dout: Tensor,
     q: Tensor,
@@ -159,27 +154,13 @@ def bwd(
     """dQ, dK and dV, written into those that are given, of what fwd() returned for these tensors.
     Raises InvalidArgument.
     """
-    sequences = None
-    if cu_seqlens_q is not None:
-        bounds: Any = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        packed = from_bounds(*bounds, seqused_q=seqused_q, seqused_k=seqused_k)
-        sequences = packed.within(q.shape[0], k.shape[0])
-        softmax_lse = softmax_lse[None]
-    elif not (cu_seqlens_k is seqused_q is seqused_k is None):
-        raise InvalidArgument("cu_seqlens_q must be given with cu_seqlens_k and seqused")
-    keys = k.shape[0] if sequences is not None else k.shape[1]
-    window = seq_first.window_within((window_size_left, window_size_right), keys)
-    call = Call(
-        causal=is_causal, scale=softmax_scale, deterministic=deterministic,
-        features=features_of(
-            causal=is_causal, window=window, softcap=seq_first.cap_of(softcap), sequences=sequences
-        ),
+    found = flash_attn_4._flash_attn_bwd(
+        q, k, v, out, dout, softmax_lse, softmax_scale, is_causal, softcap, window_size_left,
+        window_size_right, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q, seqused_k=seqused_k, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k, deterministic=deterministic, dq=dq, dk=dk, dv=dv,
     )  # fmt: skip
-    first, second, third, o, do = map(heads_first_of, (q, k, v, out, dout))
-    saved = Saved(first, second, third, o, softmax_lse)
-    found = map(as_given, backward_of(call, saved, do), (q, k, v))
-    given = zip(found, (dq, dk, dv), strict=True)
-    return *(x if place is None else place.copy_(x) for x, place in given), *(None,) * 5
+    return *found, *(None,) * 5
 
 
 def get_scheduler_metadata(*given: Any, seqused_k: Tensor | None = None, **_: Any) -> Tensor:

@@ -9,6 +9,9 @@ Both return O and LSE, which is None unless it is asked for. A causal mask is al
 right, and a query that sees no key has O = 0. What only tunes their kernels changes nothing here;
 what computes something else (qv, gathered keys, functions of scores and masks, sparse blocks) is
 refused. One argument is not of FlashAttention 4: invariant, as of attention().
+
+flash_attn_combine, _flash_attn_fwd and _flash_attn_bwd are those of flash_attn.cute.interface. The
+last two are what torch looks up in the module that register_flash_attention_fa4() is given.
 """
 
 from __future__ import annotations
@@ -19,9 +22,14 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
-from flashgen.runtime.adapters import seq_first
+from flashgen.inputs.features import features_of
+from flashgen.inputs.packed import from_bounds
+from flashgen.runtime import torch_modes
+from flashgen.runtime.adapters import flash_attn_3, seq_first
+from flashgen.runtime.adapters.torch import gradients_of
+from flashgen.runtime.call import Call, Saved
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func"]
+__all__ = ["flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
 
 Sides = tuple[int | None, int | None]
 
@@ -227,6 +235,129 @@ def flash_attn_varlen_func(
     if rows is not None:
         o, lse = o.view(*rows, *o.shape[1:]), lse.view(-1, *rows).transpose(0, 1)
     return o, lse if return_lse else None
+
+
+def flash_attn_combine(
+    out_partial: Tensor,
+    lse_partial: Tensor,
+    out: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    cu_seqlens: Tensor | None = None,
+    seqused: Tensor | None = None,
+    virtual_batch_idx: Tensor | None = None,
+    return_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention over all keys, from that over the keys of each split, as of
+    flash_attn.cute.interface.
+
+    Args:
+        out_partial: (splits, batch, seq, heads, d), or packed (splits, total, heads, d).
+        lse_partial: float32, as out_partial without d.
+        out: as out_partial without splits; O is written into it, if it is given.
+        out_dtype: of O, where out is not given; that of out_partial unless given.
+        cu_seqlens: changes nothing: rows are combined each by itself.
+        seqused: changes nothing: rows that are not used are combined, too.
+        virtual_batch_idx: changes nothing.
+        return_lse: whether LSE is returned too.
+
+    Returns:
+        O, and with return_lse LSE, else None; both as the partial ones without splits.
+
+    Raises:
+        InvalidArgument: naming the argument; it is a ValueError and a RuntimeError.
+
+    Examples:
+        >>> import torch
+        >>> from flashgen.runtime import flash_attn_4
+        >>> o, lse = torch.randn(3, 16, 8, 64), torch.randn(3, 16, 8)
+        >>> [x.shape for x in flash_attn_4.flash_attn_combine(o, lse)]
+        [torch.Size([16, 8, 64]), torch.Size([16, 8])]
+    """
+    packed = isinstance(out_partial, Tensor) and out_partial.ndim == 4
+    if packed:  # a batch of one
+        seq_first.check_dimensions("three", 3, lse_partial=lse_partial)
+        out_partial, lse_partial = out_partial[:, None], lse_partial[:, None]
+        out = None if out is None else out[None]
+    o, lse = flash_attn_3.flash_attn_combine(out_partial, lse_partial, out, out_dtype)
+    o, lse = (o[0], lse[0]) if packed else (o, lse)
+    return o, lse if return_lse else None
+
+
+@torch_modes.without_gradients
+def _flash_attn_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    out: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """O, which is `out` where that is given, and LSE, of flash_attn_varlen_func() where one of its
+    arguments says where sequences are, else of flash_attn_func(). Raises InvalidArgument.
+    """
+    options = {name: x for name, x in options.items() if x is not None}
+    packed = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table"} & set(options)
+    if not packed:
+        options = {name: x for name, x in options.items() if not name.startswith("max_seqlen_")}
+    attend = flash_attn_varlen_func if packed else flash_attn_func
+    o, lse = attend(q, k, v, window_size=(window_size_left, window_size_right), **options)
+    return (o if out is None else out.copy_(o)), lse
+
+
+@torch_modes.without_gradients
+def _flash_attn_bwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    softcap: float = 0.0,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    seqused_q: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    deterministic: bool = False,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """dQ, dK and dV, written into those that are given, of what the forward returned for these
+    tensors. Raises InvalidArgument.
+    """
+    sequences, keys = None, k.shape[0]
+    if cu_seqlens_q is not None:
+        if cu_seqlens_k is None:
+            raise InvalidArgument("cu_seqlens_k must be given with cu_seqlens_q: got None")
+        _, _, _, max_seqlen_q = _packed("q", q, cu_seqlens_q, max_seqlen_q)
+        _, _, _, max_seqlen_k = _packed("k", k, cu_seqlens_k, max_seqlen_k)
+        sequences = from_bounds(
+            cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=seqused_q,
+            seqused_k=seqused_k,
+        ).within(q.shape[0], keys)  # fmt: skip
+    elif not (cu_seqlens_k is seqused_q is seqused_k is None):
+        raise InvalidArgument("cu_seqlens_q must be given with cu_seqlens_k and seqused")
+    else:
+        keys = k.shape[1]
+    window = seq_first.window_within(_window((window_size_left, window_size_right)), keys)
+    call = Call(
+        causal=causal, scale=softmax_scale, deterministic=deterministic,
+        features=features_of(
+            causal=causal, window=window, softcap=seq_first.cap_of(softcap), sequences=sequences
+        ),
+    )  # fmt: skip
+    found = gradients_of(call, Saved(q, k, v, out, lse), dout)
+    given = zip(found, (dq, dk, dv), strict=True)
+    return tuple(x if place is None else place.copy_(x) for x, place in given)
 
 
 def _packed(

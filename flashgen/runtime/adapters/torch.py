@@ -161,9 +161,9 @@ def _flash_forward(
         causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences,
         alibi_slopes=alibi_slopes, invariant=invariant,
     )  # fmt: skip
-    q, k, v = map(heads_first_of, (query, key, value))
+    q, k, v = map(_heads_first, (query, key, value))
     o, lse = _forward(call, q, k, v)
-    o, lse = as_given(o, query), lse if sequences is None else lse[0]
+    o, lse = _as_given(o, query), lse if sequences is None else lse[0]
     return o, lse, *_drawn(query, rng, return_debug_mask)
 
 
@@ -199,15 +199,13 @@ def _flash_backward(
     sequences = None
     if cum_seq_q is not None:
         found = from_bounds(cum_seq_q, cum_seq_k, max_q, max_k)
-        sequences, logsumexp = found.within(query.shape[0], key.shape[0]), logsumexp[None]
+        sequences = found.within(query.shape[0], key.shape[0])
     rng = _rng(dropout_p, rng_state)
     call = _call(
         causal, scale, dropout_p=dropout_p, rng=rng, window=window, sequences=sequences,
         invariant=invariant,
     )  # fmt: skip
-    q, k, v, o, do = map(heads_first_of, (query, key, value, out, grad_out))
-    gradients = backward_of(call, Saved(q, k, v, o, logsumexp), do)
-    return tuple(map(as_given, gradients, (query, key, value)))
+    return gradients_of(call, Saved(query, key, value, out, logsumexp), grad_out)
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
@@ -255,6 +253,15 @@ def backward_of(call: Call, saved: Saved, do: Tensor) -> tuple[Tensor, Tensor, T
     return dq, dk, dv
 
 
+def gradients_of(call: Call, given: Saved, grad_out: Tensor) -> tuple[Tensor, ...]:
+    """backward_of() tensors (batch, seq, heads, dim) with LSE (batch, heads, seq), or of packed
+    sequences (places, heads, dim) with LSE (heads, places).
+    """
+    q, k, v, o, do = map(_heads_first, (*given[:4], grad_out))
+    lse = given.lse if call.features.sequences is None else given.lse[None]
+    return tuple(map(_as_given, backward_of(call, Saved(q, k, v, o, lse), do), given[:3]))
+
+
 def _call(causal: bool, scale: float | None, *, invariant: bool, **features: Any) -> Call:
     """A call. Torch's flash attention aligns the diagonal at the bottom right."""
     return Call(
@@ -288,13 +295,13 @@ def _rng(dropout_p: float, state: Tensor) -> Tensor | None:
     return state.view(torch.int64) if dropout_p else None
 
 
-def heads_first_of(x: Tensor) -> Tensor:
+def _heads_first(x: Tensor) -> Tensor:
     """(batch, seq, heads, dim), or packed (places, heads, dim), as (batch, heads, seq, dim)."""
     return x.transpose(1, 2) if x.ndim == 4 else x.transpose(0, 1)[None]
 
 
-def as_given(x: Tensor, given: Tensor) -> Tensor:
-    """What heads_first_of undoes."""
+def _as_given(x: Tensor, given: Tensor) -> Tensor:
+    """What _heads_first undoes."""
     return x.transpose(1, 2) if given.ndim == 4 else x[0].transpose(0, 1)
 
 

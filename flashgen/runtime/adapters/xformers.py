@@ -86,7 +86,7 @@ def memory_efficient_attention(
         O (batch, seq_q, ..., d_v), the rest as of query.
 
     Raises:
-        InvalidArgument: naming the argument; it is a ValueError.
+        InvalidArgument: naming the argument; it is a ValueError and a NotImplementedError.
 
     Examples:
         >>> import torch
@@ -95,6 +95,20 @@ def memory_efficient_attention(
         >>> xformers.memory_efficient_attention(q, q, q).shape
         torch.Size([2, 16, 8, 64])
     """
+    try:
+        return _attend(query, key, value, attn_bias, p, scale, output_dtype)
+    except InvalidArgument as error:
+        raise Refused(*error.args) from error
+
+
+class Refused(InvalidArgument, NotImplementedError):
+    """What xformers raises a ValueError for, or a NotImplementedError where no operator has it."""
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_bias: Any, p: float, scale: float | None,
+    output_dtype: torch.dtype | None,
+) -> Tensor:  # fmt: skip
     _check_tensors(query, key, value)
     name = _check_options(query, attn_bias, p, output_dtype)
     q, k, v = _heads_together(query, key, value)

@@ -12,12 +12,13 @@ DICTATED = {
     "attention_forward": "an operator of torch, flashgen::attention_forward, and what transformers calls",
     **dict.fromkeys(
         (
+            "flash_attn_combine",
             "flash_attn_func",
             "flash_attn_qkvpacked_func",
             "flash_attn_varlen_func",
             "flash_attn_with_kvcache",
         ),
-        "public paths: FlashAttention 2 and 3 have these names for functions of other arguments",
+        "public paths: FlashAttention 2, 3 and 4 have these names for functions of other arguments",
     ),
     "register": "public paths: the drop-ins of diffusers, torch, transformers, SGLang and vLLM",
 }

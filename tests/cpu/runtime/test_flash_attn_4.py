@@ -15,6 +15,7 @@ import flashgen.runtime.flash_attn_4 as cute
 from flashgen import attention, attention_varlen
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import flash_attn
+from tests.serving import leaves
 
 MODS = "score_mod=None score_mod_bwd=None mask_mod=None"
 GATHERED = "gather_bwd_recompute_p=False gather_bwd_token_chunk=None"
@@ -123,6 +124,44 @@ def test_gradients_of_a_sink_of_another_dtype() -> None:
     assert torch.equal(sinks.grad, held.grad.half())
     o = flash_attn.flash_attn_func(q, k, v, s_aux=sinks)
     assert torch.equal(o, flash_attn.flash_attn_func(q, k, v, s_aux=sinks.float()))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_torchs_own_hook_looks_up(packed: bool) -> None:
+    """The forward and backward of flash_attn.cute.interface: as the public functions and their gradients."""
+    tensors = leaves(*((x[0] for x in (Q, K, V)) if packed else (Q, K, V)))
+    bounds = {"cu_seqlens_q": BOUNDS, "cu_seqlens_k": KEYS} if packed else {}
+    function = cute.flash_attn_varlen_func if packed else cute.flash_attn_func
+    options: dict[str, Any] = {"causal": True, "softmax_scale": 0.3}
+    wanted = function(*tensors, **bounds, window_size=(2, None), return_lse=True, **options)
+    grads = torch.autograd.grad(wanted[0].square().sum(), tensors)
+    given = {**bounds, **options, "window_size_left": 2, "window_size_right": None}
+    out = torch.empty_like(wanted[0])
+    unused = {"max_seqlen_q": 4, "max_seqlen_k": 4, "page_table": None, "num_splits": 1}
+    found = cute._flash_attn_fwd(*tensors, **given, **unused, out=out, return_lse=True)
+    torch.testing.assert_close(found, tuple(x.detach() for x in wanted))
+    assert found[0] is out
+    place = torch.empty_like(tensors[1])
+    made = cute._flash_attn_bwd(*tensors, out, 2 * out, found[1], **given, dk=place)
+    torch.testing.assert_close(made, grads, rtol=1e-5, atol=1e-5)
+    assert made[1] is place
+    with pytest.raises(InvalidArgument, match="cu_seqlens_k must be given with cu_seqlens_q"):
+        cute._flash_attn_bwd(*tensors, out, out, out, cu_seqlens_q=BOUNDS)
+
+
+def test_parts_of_split_keys() -> None:
+    rows = (slice(5), slice(5, 9))
+    halves = [cute.flash_attn_func(Q, K[:, x], V[:, x], return_lse=True) for x in rows]
+    parts = torch.stack([o for o, _ in halves]), torch.stack([lse.mT for _, lse in halves])
+    o, lse = cute.flash_attn_func(Q, K, V, return_lse=True)
+    torch.testing.assert_close(cute.flash_attn_combine(*parts), (o, lse.mT))
+    out = torch.empty_like(o[0], dtype=torch.float64)
+    found, none = cute.flash_attn_combine(*(x[:, 0] for x in parts), out, return_lse=False)
+    torch.testing.assert_close(out.float(), o[0])
+    assert found.data_ptr() == out.data_ptr()
+    assert none is None
+    with pytest.raises(InvalidArgument, match="lse_partial must have three dimensions"):
+        cute.flash_attn_combine(parts[0][:, 0], parts[1])
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

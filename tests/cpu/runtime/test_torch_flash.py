@@ -87,7 +87,7 @@ def test_a_registration_says_whether_calls_are_invariant(
     served["_flash_attention_forward"](*heads_last, *packed, False)
     assert asked == [invariant] * 2
     monkeypatch.setattr(hook, "backward_of", lambda *_: heads_last)
-    monkeypatch.setattr(hook, "as_given", lambda found, _: found)
+    monkeypatch.setattr(hook, "_as_given", lambda found, _: found)
     served["_flash_attention_backward"](
         o[0].transpose(0, 1), *heads_last, o[0].transpose(0, 1), lse[0], *packed, seed, unused
     )

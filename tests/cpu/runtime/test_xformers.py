@@ -175,6 +175,7 @@ def test_what_it_lacks_is_refused(arguments: Any, options: dict[str, Any], named
     with pytest.raises(InvalidArgument) as refused:
         attend(*arguments, **options)
     assert named in str(refused.value)
+    assert isinstance(refused.value, NotImplementedError)
 
 
 def test_a_subclass_is_another_bias() -> None:
