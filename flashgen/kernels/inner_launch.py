@@ -5,8 +5,8 @@ arguments at every launch. What of that depends on the compiled kernel alone is 
 the C function below CudaLauncher is called. A launch that is repeated with fixed sizes needs only
 new pointers and new tensor maps, which depend on nothing but their address and layout.
 
-The attributes read here are those of Triton 3.6 and 3.7. With any other version, and where a
-kernel needs scratch, launches are left to CudaLauncher.
+The attributes read here are those of Triton 3.6 to 3.9. With any other version, and where a kernel
+needs scratch, launches are left to CudaLauncher.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
-KNOWN = (3, 6), (3, 7)
+KNOWN = (3, 6), (3, 7), (3, 8), (3, 9)
 """The versions of Triton whose launcher is known."""
 
 Encode = Callable[[Any], list[Any]]
@@ -72,16 +72,10 @@ def inner_launch(
     )  # fmt: skip
     if type(run) is not _known_launcher():
         return by_run
-    launch, described = _unwrapped(run.launch)
+    launch, encoders = _unwrapped(run.launch)
     scratch = run.global_scratch_size or run.profile_scratch_size
-    if launch is None or scratch or None in described.values():
+    if launch is None or scratch or getattr(run, "gsan_enabled", False):
         return by_run
-    from triton.backends.nvidia.driver import make_tensordesc_arg
-
-    encoders = {
-        place: functools.partial(make_tensordesc_arg, metadata=each)
-        for place, each in described.items()
-    }
     # Constants have places, of which nothing is read. No hooks and no scratch: those are None, too.
     nothing = (None,) * len(constants)
     options = function, run.launch_cooperative_grid, run.launch_pdl
@@ -122,16 +116,28 @@ def _known_launcher() -> Any:
     return CudaLauncher
 
 
-def _unwrapped(launch: Any) -> tuple[Any, dict[int, Any]]:
-    """The C function, and the metadata of each descriptor by its place; None for an unknown one."""
+def _unwrapped(launch: Any) -> tuple[Any, dict[int, Encode]]:
+    """The C function, None for an unknown one, and what encodes each descriptor, by its place."""
     if not isinstance(launch, FunctionType):
         return launch, {}
-    wrapped = inspect.getclosurevars(launch).nonlocals
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    held = inspect.getclosurevars(launch).nonlocals
+    # From 3.8 on a descriptor may be in a tuple, and is encoded with the grid as a third argument.
+    nested: Mapping[int, Any] | None = held.get("relevant_paths")
+    others: dict[str, Any] = {} if nested is None else {"_": ()}
     try:
-        places, metadata = sorted(wrapped["tensordesc_indices"]), wrapped["tensordesc_meta"]
-        return wrapped["launcher"], dict(zip(places, metadata, strict=True))
+        places = sorted(held["tensordesc_indices"] if nested is None else nested)
+        described = dict(zip(places, held["tensordesc_meta"], strict=True))
+        launch = held["launcher"]
     except (KeyError, TypeError, ValueError):
         return None, {}
+    if None in described.values() or any((nested or {}).values()):
+        return None, {}
+    return launch, {
+        place: functools.partial(make_tensordesc_arg, metadata=each, **others)
+        for place, each in described.items()
+    }
 
 
 def _flattens(run: Any) -> bool:

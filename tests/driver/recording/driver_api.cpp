@@ -7,6 +7,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <set>
 
@@ -191,6 +193,13 @@ API CUresult cuModuleLoadData(CUmodule *handle, const void *bytes) {
   return CUDA_SUCCESS;
 }
 
+API CUresult cuModuleLoad(CUmodule *handle, const char *path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  if (bytes.empty()) return CUDA_ERROR_FILE_NOT_FOUND;
+  return cuModuleLoadData(handle, bytes.data());
+}
+
 API CUresult cuModuleLoadDataEx(CUmodule *handle, const void *bytes, unsigned, CUjit_option *, void **) {
   return cuModuleLoadData(handle, bytes);
 }
@@ -228,6 +237,7 @@ API CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfu
 API CUresult cuFuncSetAttribute(CUfunction handle, CUfunction_attribute attribute, int value) {
   Kernel *kernel = kernel_of(handle);
   if (!kernel) return CUDA_ERROR_INVALID_HANDLE;
+  if (attribute >= CU_FUNC_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;  // of newer drivers: Triton 3.9 tries one
   if (attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
     if (value + kernel->static_shared > devices()[current_device].shared_per_block) {
       fault("dynamic shared memory of " + kernel->name + " above the device's limit");
