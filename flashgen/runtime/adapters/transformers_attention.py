@@ -74,8 +74,13 @@ def attention_forward(
     Returns O (batch, seq_q, heads, head_dim) and no weights. Raises InvalidArgument, naming the
     argument, for every other one that is not None, unless it is one of IGNORED.
     """
-    if type(others.get("cache")).__name__ == "PagedAttentionCache":
-        key, value = _with_cache(module, key, value, others)
+    if type(others.get("cache")).__name__ == "PagedAttentionCache":  # until transformers 5.23
+        key, value = others.pop("cache").update(
+            key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=others
+        )
+    if others.get("write_index") is not None:  # key and value are of all sequences, with bounds
+        for name in OF_PAGES:
+            others.pop(name, None)
         if attention_mask is not None and not isinstance(attention_mask, SequenceMask):
             raise refused("attention_mask", "in generate_batch")
         attention_mask = None  # it is of the new tokens alone
@@ -118,21 +123,6 @@ def attention_forward(
         query, key, value, attention_mask, position_bias, causal=causal, chunk=chunk,
         invariant=invariant, **options,
     ), None  # fmt: skip
-
-
-def _with_cache(
-    module: nn.Module, key: Tensor, value: Tensor, others: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """The keys and values of all sequences of a continuous batch, packed, (1, kv_heads, tokens,
-    head_dim), into whose pages these new ones are written; others get their bounds.
-    """
-    cache = others.pop("cache")
-    key, value = cache.update(
-        key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=others
-    )
-    for name in OF_PAGES:
-        others.pop(name, None)
-    return key, value
 
 
 def _by_mask(

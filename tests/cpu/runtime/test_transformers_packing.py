@@ -138,6 +138,14 @@ def test_a_window_is_one_of_the_kernels(name: str, monkeypatch: pytest.MonkeyPat
     assert [window for window, _ in windows] == [None, None]
 
 
+def of_packed(inner: Any, positions: Tensor, numbers: Tensor) -> Any:
+    """The mask function that transformers makes of packed rows."""
+    return theirs.and_masks(
+        theirs.packed_sequence_mask_function(numbers),
+        theirs.remap_positions_for_packed_sequence(inner, positions),
+    )
+
+
 def made_by(mask_function: Any, size: int, **options: Any) -> Tensor:
     """What the registered mask function makes."""
 
@@ -186,7 +194,7 @@ def test_the_mask_is_the_one_that_transformers_makes(window: int | None, packed:
     if packed:
         functions = [
             theirs.and_masks(inner, theirs.packed_sequence_mask_function(numbers)),
-            theirs.packed_sequence_compatibility_function(inner, positions, numbers),
+            of_packed(inner, positions, numbers),
         ]
     for function in functions:
         made = made_by(function, 18, batch_size=2)
@@ -241,7 +249,7 @@ def test_a_graph_knows_the_mask_without_its_closure(name: str) -> None:
     positions = packed_batch(*ROWS)["position_ids"]
     numbers = theirs.find_packed_sequence_indices(positions)
     inner, size = FUNCTIONS[name]
-    function = theirs.packed_sequence_compatibility_function(inner, positions, numbers)
+    function = of_packed(inner, positions, numbers)
     given: dict[str, Any] = {
         "mask_function": function, "batch_size": 2, "q_length": 18, "kv_length": 18,
     }  # fmt: skip
