@@ -63,8 +63,8 @@ def may_page(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Texts whose kernels may have keys in pages: of some texts, all have."""
     if spec.direction in DECODING:
         return True
-    one_text = fa2(spec, config) and spec.direction == "forward" and may_pack(spec, config)
-    return spec.paged or one_text
+    one_text = either(fa2, ampere)(spec, config) and spec.direction == "forward"
+    return spec.paged or (one_text and may_pack(spec, config))
 
 
 def handed_out(spec: AttentionSpec, config: KernelConfig) -> bool:

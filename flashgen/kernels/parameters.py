@@ -239,7 +239,7 @@ _FORWARD = (
     *_IN_PARTS,
     constant("SEGMENT", "of an invariant kernel: keys of a partial sum; else None", of_segments),
     _V_PARTS,
-    constant("CAUSAL", "", either(plain, hopper, blackwell)),
+    constant("CAUSAL"),
     _ADDS,
     constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", tiled),
     constant("INVARIANT", "one multiply-add is written so", ampere),

@@ -26,6 +26,9 @@ class Ampere(Schedule[CommonFields]):
 
     name = "ampere"
     gluon = True
+    features: ClassVar = {
+        "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
+    }
     own_text = in_class = ("forward",)
     in_parts = True
     archs, made = MMA_SYNC, "for mma.sync"
@@ -38,12 +41,8 @@ class Ampere(Schedule[CommonFields]):
                 "schedule ampere needs direction forward and pointer loads: "
                 f"got {spec.direction} and {config.loads}"
             )
-        others = [word for word in spec.feature_words if word != "invariant"]
-        if spec.element_bytes != 2 or others:
-            return (
-                "schedule ampere has operands of 16 bits and no features but invariant: "
-                f"got {spec.dtype}{' with ' * bool(others)}{' and '.join(others)}"
-            )
+        if spec.element_bytes != 2:
+            return f"schedule ampere has operands of 16 bits: got {spec.dtype}"
         if config.num_warps not in NUM_WARPS or config.br != 16 * config.num_warps:
             return (
                 "schedule ampere has 16 rows for each of 4 or 8 warps: "
