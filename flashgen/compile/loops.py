@@ -90,7 +90,7 @@ def _paths(body: Body) -> tuple[Body, ...]:
 
 
 def _mask_behind(branch: Instruction, body: Body) -> Body:
-    """What a branch of a loop with wgmma skips, if that is a mask: it selects and compares, and
+    """What a branch of a loop with products skips, if that is a mask: it selects and compares, and
     neither multiplies, nor takes exp2, nor touches memory.
     """
     target = branch.target
@@ -99,7 +99,7 @@ def _mask_behind(branch: Instruction, body: Body) -> Body:
     skipped = tuple(i for i in body if branch.address < i.address < target)
     bases = {i.base for i in skipped}
     selects = "FSEL" in bases and bases <= _OF_A_MASK
-    return skipped if selects and any(i.is_wgmma for i in body) else ()
+    return skipped if selects and any(i.is_matrix for i in body) else ()
 
 
 def flow(

@@ -71,8 +71,8 @@ def estimate_cubin(
     """The time of one launch of any kernel that Triton compiled, in microseconds.
 
     Deterministic; never above the target's peak for the operands. The main loops are the innermost
-    ones with matrix instructions; a loop with wgmma that branches over its mask counts as two, with
-    the mask and then without. With tile_flops a loop that ptxas unrolled is found, and its trips
+    ones with matrix instructions; one that branches over its mask counts as two, with the mask and
+    then without. With tile_flops a loop that ptxas unrolled is found, and its trips
     are counted right. Without it the trips must be those of the machine code, and a loop unrolled
     fourfold takes four times as long as it should. Without least_bytes a launch that memory limits
     is estimated too fast.

@@ -184,6 +184,9 @@ def _by_rows(
         if spec.direction == "forward" and its.last_apart and not spec.invariant:
             end = max(end - 1, 0)
             full_end = min(full_end, end)
+        if its.masked_apart:
+            limited = spec.causal or spec.hides_first_keys
+            end = full_end = full_end if limited else (problem.seq_k - 1) // bc
         trips: tuple[int, ...] = (full_end - full, end - full_end)
         if spec.hides_first_keys:
             first = max(full - begin, 0)

@@ -30,7 +30,8 @@ class Ampere(Schedule[CommonFields]):
         "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
     }
     own_text = in_class = ("forward",)
-    in_parts = True
+    in_parts = masked_apart = True
+    mask_first = ("forward",)  # one loop that branches over the mask of first keys
     archs, made = MMA_SYNC, "for mma.sync"
     loads: Loads = "pointer"
     tiles: ClassVar = {"forward": AMPERE_TILES}

@@ -140,6 +140,7 @@ class Schedule(Generic[Fields]):
     in_parts = False  # all its products are in parts of 64 columns
     ahead = False  # S of a tile is computed before P of the last one is multiplied
     last_apart = False  # and its forward's last tile comes behind the loops, unless it is invariant
+    masked_apart = False  # its forward's tiles at the diagonal and the end come behind the loop
     mask_first: tuple[Direction, ...] = ()
     """Directions whose loop over tiles with a mask is listed before that over the others."""
     unestimated = ""  # why its time has no estimate
@@ -286,6 +287,17 @@ class Schedule(Generic[Fields]):
     def batches(self, spec: AttentionSpec, config: Fields) -> int:
         """Batches of wgmma that the text of a tile opens: one a product."""
         return spec.products
+
+
+MOST_BOX_ROWS = 64
+"""Of a page that the TMA unit loads at once."""
+SWIZZLED_COLUMNS = 64
+"""Columns of a box, that lie side by side in a swizzled tile: 128 bytes."""
+
+
+def box_of_page(page_size: int, rows: int) -> tuple[int, int]:
+    """Rows and columns of the boxes, each of one page, of a tile of so many rows of K or V."""
+    return min(page_size, MOST_BOX_ROWS, rows), SWIZZLED_COLUMNS
 
 
 def wide(spec: AttentionSpec) -> bool:

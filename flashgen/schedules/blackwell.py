@@ -21,6 +21,7 @@ from flashgen.schedules.base import (
     FieldChoice,
     Schedule,
     TileShape,
+    box_of_page,
     one_of,
     specialized_twin,
     wide,
@@ -146,7 +147,7 @@ class Blackwell(Schedule[BlackwellFields]):
     gluon = roles = orders = accumulates_in_tensor_memory = True
     directions = own_text = ("forward", "backward_dq", "backward_dkv", "backward_fused")
     features: ClassVar = {
-        "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen"),
+        "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
         "backward_dkv": ("alibi", "window", "chunk", "softcap", "varlen"),
         "backward_dq": ("alibi", "window", "chunk", "softcap", "varlen"),
     }
@@ -243,6 +244,8 @@ class Blackwell(Schedule[BlackwellFields]):
         self, spec: AttentionSpec, config: BlackwellFields, tensor: str, page_size: int
     ) -> tuple[int, int]:
         rows, dim = super().block(spec, config, tensor, page_size)
+        if spec.paged and tensor in ("k", "v"):
+            return box_of_page(page_size, rows)
         if tensor not in ("k", "v", "dk", "dv"):
             rows = min(rows, TENSOR_ROWS)
         return rows, 64 if tensor in ("q", "k") and k_pieces(spec) > 1 else dim

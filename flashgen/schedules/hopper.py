@@ -19,6 +19,7 @@ from flashgen.schedules.base import (
     CommonFields,
     Schedule,
     TileShape,
+    box_of_page,
     one_of,
     specialized_twin,
     wide,
@@ -57,10 +58,6 @@ _BY_CONSUMERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(BY_KEYS, ("dk", "dv")),
 }
 """What every consumer loads or stores by itself, its own rows only."""
-MOST_BOX_ROWS = 64
-"""Of a page that the TMA unit loads at once."""
-SWIZZLED_COLUMNS = 64
-"""Columns of a box, that lie side by side in a swizzled tile: 128 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +231,8 @@ class Hopper(Schedule[HopperFields]):
         if tensor == "ds":  # a consumer has all rows and half of the keys, or 64 of both
             return WARPGROUP_ROWS, WARPGROUP_ROWS // 2 if wide(spec) else WARPGROUP_ROWS
         rows, dim = super().block(spec, config, tensor, page_size)
-        if spec.paged and tensor in ("k", "v"):  # boxes, each of one page
-            return min(page_size, MOST_BOX_ROWS, rows), SWIZZLED_COLUMNS
+        if spec.paged and tensor in ("k", "v"):
+            return box_of_page(page_size, rows)
         return WARPGROUP_ROWS if tensor in _BY_CONSUMERS[spec.direction] else rows, dim
 
     def added(self, shape: Sequence[int], rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
