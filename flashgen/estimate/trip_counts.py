@@ -161,7 +161,8 @@ def _by_rows(
 ) -> list[tuple[int, ...]]:
     """Forward and dQ: one block a tile of rows; the unmasked tiles of keys, then the masked ones. A
     window has masked ones before them, too, as key_range of templates/_scores.py.jinja has it; a
-    loop that branches over its mask has all masked ones together.
+    loop that branches over its mask has all masked ones together. Those that a text has behind its
+    loop, as it always runs them, are no trips.
 
     To close a segment of an invariant forward, and to fill the pipeline again, counts as a trip;
     where S runs ahead, as the one that it lacks.
@@ -177,7 +178,8 @@ def _by_rows(
         if spec.hides_first_keys:
             begin = max(first_key(spec, start + shift), 0) // bc
             full = min(math.ceil(max(first_key(spec, start + br - 1 + shift), 0) / bc), end)
-        full_end = max(min(max(start + shift + right + 1, 0), problem.seq_k) // bc, full)
+        last_whole = min(max(start + shift + right + 1, 0), problem.seq_k) // bc
+        full_end = max(last_whole, full)
         closed = 0
         if not its.ahead:
             closed = _closed(spec, begin * bc, end * bc)
@@ -186,7 +188,8 @@ def _by_rows(
             full_end = min(full_end, end)
         if its.masked_apart:
             limited = spec.causal or spec.hides_first_keys
-            end = full_end = full_end if limited else (problem.seq_k - 1) // bc
+            end = full_end = last_whole if limited else (problem.seq_k - 1) // bc
+            full = min(full, end)
         trips: tuple[int, ...] = (full_end - full, end - full_end)
         if spec.hides_first_keys:
             first = max(full - begin, 0)

@@ -96,6 +96,25 @@ def test_trips_are_the_tiles_that_some_row_sees(
     assert both == [(first + last, whole) for first, whole, last in apart]
 
 
+@pytest.mark.parametrize("window", [0, 100])
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("seq_q", "seq_k"), LENGTHS)
+def test_tiles_behind_the_loop_are_no_trips(
+    seq_q: int, seq_k: int, mask: str, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune_with(window, monkeypatch)
+    problem = Problem(batch=1, heads=1, kv_heads=1, seq_q=seq_q, seq_k=seq_k)
+    spec = make_spec("bfloat16", 64, mask, window=window > 0)
+    plain, ampere = make_config(32, 16), make_config(32, 16, schedule="ampere")
+    if window:
+        apart = [(whole, first) for first, whole, _ in grid(spec, plain, problem, H200, loops=3)]
+        assert grid(spec, ampere, problem, H200, loops=2) == apart
+        return
+    whole = [trips[0] for trips in grid(spec, plain, problem, H200, loops=2)]
+    behind = 1 if not spec.causal and seq_k % 16 == 0 else 0  # the last one, whole or ragged
+    assert grid(spec, ampere, problem, H200, loops=1) == [(trips - behind,) for trips in whole]
+
+
 @pytest.mark.parametrize("window", [0, 20, 100])
 @pytest.mark.parametrize("mask", ["none", "causal"])
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(1, 300), (6, 290), (5, 3)])

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from flashgen.evaluate.check_attention import packed_case
 from flashgen.ptx import FaultsFound
 from tests.cpu.kernels.test_blackwell_forward import blackwell
 from tests.cpu.kernels.test_hopper_packed import nothing_between, ran
-from tests.executed import assert_right, each
+from tests.executed import assert_found, assert_right, each
 from tests.makers import make_spec
 
 LONGEST = {"order": "longest_first"}
@@ -82,3 +83,46 @@ def test_a_broken_text_is_found(mutant: str) -> None:
         return
     right = bool((worst <= 1.0).all()) and nothing_between(rest)
     assert right == (mutant in HARMLESS)
+
+
+IN_PAGES: dict[str, tuple[Any, ...]] = {
+    "gpt-oss": (64, 64, "causal", blackwell(bc=64, stages=3), {"window": True, "sink": True}),
+    "no mask": (128, 128, "none", blackwell(stages=3), {}),
+    "Gemma 2": (256, 256, "causal", blackwell(128), {"window": True, "softcap": True}),
+    "three pieces": (192, 128, "causal", blackwell(), {}),
+}
+SHORT = [(133, 71), (1, 64), (0, 3), (5, 0)]
+
+
+@pytest.mark.parametrize("name", each(IN_PAGES))
+def test_pages_smaller_and_larger_than_a_box(name: str) -> None:
+    dim, dim_v, mask, config, features = IN_PAGES[name]
+    features = {"varlen": True, "paged": True, **features}
+    spec = make_spec("bfloat16", dim, mask, head_dim_v=dim_v, **features)
+    few = {"heads": 4, "kv_heads": 2, "varied": True}
+    assert_right(spec, config, [packed_case(SHORT, page_size=size, **few) for size in (16, 128)])
+
+
+PAGE_MUTANTS: dict[str, tuple[str, str]] = {
+    "V in the place of K": ("tile_start, 2 * i + 1,", "tile_start, 2 * i,"),
+    "a tile's pages are the next one's": ("kv_head, tile_start, 2 * i,", "kv_head, tile_start + BC, 2 * i,"),
+    "the table is read behind its last page": ("mask=key < seq_k, other=0", "mask=key >= 0, other=0"),
+    "pages of another sequence": ("batch.to(gl.int64) * stride_table", "(batch * 0).to(gl.int64) * stride_table"),
+    "another place of the ring": ("(stage * OF_A_PLACE + column)", "((stage ^ 1) * OF_A_PLACE + column)"),
+    "places of pieces": ("(stage * OF_A_PLACE + column)", "(stage * CHUNKS + column)"),
+    "more places than the ring has": ("smem.shape[0] // PIECES", "smem.shape[0]"),
+    "fewer bytes of V are awaited": ("CHUNKS if PIECES == 1 else 2", "1"),
+}  # fmt: skip
+OF_PIECES = {"places of pieces", "more places than the ring has"}
+
+
+@pytest.mark.parametrize("mutant", each(PAGE_MUTANTS))
+def test_a_broken_text_of_pages_is_found(mutant: str) -> None:
+    pieces = mutant in OF_PIECES
+    spec = make_spec(
+        "bfloat16", 192 if pieces else 64, "causal", head_dim_v=128 if pieces else 64,
+        varlen=True, paged=True,
+    )  # fmt: skip
+    config = blackwell() if pieces else blackwell(bc=64)
+    short = packed_case(SHORT, heads=2, kv_heads=1, page_size=16, varied=True)
+    assert_found(spec, config, PAGE_MUTANTS[mutant], [short])
