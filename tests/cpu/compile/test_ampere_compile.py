@@ -77,8 +77,7 @@ def test_facts(gpu: Gpu, head_dim: int, mask: Any, br: int, bc: int, least_tflop
     ("spec", "config", "word"),
     [
         (make_spec("float32", 64), {}, "16 bits"),
-        (make_spec("bfloat16", 64, softcap=True), {}, "features (softcap)"),
-        (make_spec("bfloat16", 64, varlen=True), {}, "no features"),
+        (make_spec("bfloat16", 64, dropout=True, window=True), {}, "features (dropout)"),
         (make_spec("bfloat16", 96), {}, "head dims 64"),
         (make_spec("bfloat16", 512), {}, "head dims 64"),
         (make_spec("bfloat16", 64), {"num_stages": 2}, "num_stages is 1"),
@@ -88,7 +87,7 @@ def test_facts(gpu: Gpu, head_dim: int, mask: Any, br: int, bc: int, least_tflop
         (make_spec("bfloat16", 64), {"whole_rows": True}, "schedule fa2"),
         (make_spec("bfloat16", 64, direction="backward_dq"), {}, "got ampere"),
     ],
-    ids=["float32", "softcap", "varlen", "d96", "d512", "stages", "keys", "warps", "order", "whole_rows", "dQ"],
+    ids=["float32", "dropout", "d96", "d512", "stages", "keys", "warps", "order", "whole_rows", "dQ"],
 )  # fmt: skip
 def test_where_it_does_not_go(spec: AttentionSpec, config: dict[str, Any], word: str) -> None:
     fields = {"br": 64, "bc": 32, "num_warps": 4, "num_stages": 1, "schedule": "ampere"}
@@ -125,8 +124,16 @@ def test_the_twin_of_an_invariant_kernel_is_of_its_class(dims: tuple[int, int]) 
         assert why_illegal(spec, config.pointer_twin(spec), A100) is None
 
 
-def test_who_has_it() -> None:
-    spec = make_spec("float16", 128, "causal")
+@pytest.mark.parametrize(
+    "features",
+    [
+        {},
+        {"window": True, "sink": True, "varlen": True, "paged": True},
+        {"chunk": True, "alibi": True},
+    ],
+)
+def test_who_has_it(features: dict[str, Any]) -> None:
+    spec = make_spec("float16", 128, "causal", **features)
     for gpu in {gpu.arch: gpu for gpu in TARGETS.values()}.values():
         mma_sync = gpu.arch in ("sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
         found = [c for c in legal_configs(spec, gpu) if c.schedule == "ampere"]

@@ -9,8 +9,6 @@ import torch
 
 from flashgen.evaluate.check_attention import packed_case
 from flashgen.inputs.features import Features
-from flashgen.schedules.legality import why_illegal
-from flashgen.spec.gpu import TARGETS
 from tests.cpu.kernels.test_ampere import ampere
 from tests.cpu.kernels.test_hopper_features import GIVEN
 from tests.executed import assert_bits_of, assert_found, assert_right, case, each
@@ -70,12 +68,6 @@ def test_segments_give_the_bits_of_a_plain_kernel_of_the_class(name: str) -> Non
     plain = make_config(64, 64, num_warps=4, num_stages=2, whole_rows=dim > 64)
     given = {key: value for word in on for key, value in (GIVEN | ALIBI)[word].items()}
     assert_bits_of(plain, spec, config, features=Features(**given))
-
-
-def test_what_it_lacks_is_named() -> None:
-    spec = make_spec("bfloat16", 64, "causal", dropout=True, window=True)
-    reason = why_illegal(spec, ampere(), TARGETS["nvidia_l4"])
-    assert reason == "features (dropout) need schedule fa2: got ampere"
 
 
 ON = make_spec("bfloat16", 64, "causal", window=True, sink=True, varlen=True, paged=True)
