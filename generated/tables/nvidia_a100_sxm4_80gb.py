@@ -43,7 +43,7 @@ fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1607.
 fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1650.6
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 305.53 895.9
 fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2277.5 2635.8
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 383.79 1049.2 2816.4 3279.8
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 268.79 888.3 2545.5 2966.7
 fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 326.29 879.12 2685.7 6738.8
 fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 340.34 987.45
 fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1188.6
