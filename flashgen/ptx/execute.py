@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from flashgen.errors import InvalidArgument, cut, one_line
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
+from flashgen.ptx.fusion import fusions
 from flashgen.ptx.findings import CHECKS, Fault, Report, Sanitizer
 from flashgen.ptx.instructions import load_all
 from flashgen.ptx.machine import Decoded, LaunchInputs, Machine
@@ -29,6 +30,7 @@ from flashgen.ptx.program import (
     PtxInstruction,
     registers_in,
 )
+from flashgen.ptx.reorder import rescheduled
 from flashgen.ptx.schedule import MOST_STEPS, run_blocks
 from flashgen.ptx.types import TYPE_BYTES
 
@@ -38,15 +40,15 @@ class Loaded(Decoded):
 
     def __init__(self, program: Program) -> None:
         load_all()
-        self.program = program
+        self.program, groups = rescheduled(program)
         try:
-            self._load(program)
+            self._load(self.program, groups)
         except InvalidPtx:
             raise
         except FOREIGN as error:
             raise InvalidPtx(f"{cut(program.name)} cannot be decoded: {one_line(error)}") from error
 
-    def _load(self, program: Program) -> None:
+    def _load(self, program: Program, groups: Sequence[range]) -> None:
         self.constant_addresses, self.constants = constants(program)
         shared, _ = shared_layout(program, 0)
         symbols = {**self.constant_addresses, **shared}
@@ -59,6 +61,7 @@ class Loaded(Decoded):
             frozenset(register.index for register in registers_in(item.operands))
             for item in program.instructions
         )
+        self.fusions = fusions(program, groups, symbols, self.touched)
         self.engines = _engines(program)
         self.releases = _releases(program)
         self.shared_cell = _cell(program, "shared")

@@ -42,21 +42,22 @@ ELEMENTS: dict[str, Element] = {
 
 
 def _elements(registers: list[Array], element: Element) -> Array:
-    """For each 32-bit register of the lanes, 8 rows of consecutive elements."""
+    """For each 32-bit register of n times 32 lanes, n times 8 rows of consecutive elements."""
     raw = np.array(registers).view(RAW[element.size])
-    return element.load(raw).reshape(len(registers), 8, -1)
+    return element.load(raw).reshape(len(registers), -1, 8, 4 // element.size * 4)
 
 
 def matrix_a(registers: list[Array], element: Element) -> Array:
-    """A of 16 rows: registers alternate between the upper and the lower 8 rows."""
+    """n times A of 16 rows: registers alternate between the upper and the lower 8 rows."""
     held = _elements(registers, element)
-    columns = held.reshape(len(registers) // 2, 2, 8, -1)
-    return columns.transpose(1, 2, 0, 3).reshape(16, -1)
+    columns = held.reshape(len(registers) // 2, 2, *held.shape[1:])
+    return columns.transpose(2, 1, 3, 0, 4).reshape(held.shape[1], 16, -1)
 
 
 def matrix_b(registers: list[Array], element: Element) -> Array:
-    """B of 8 columns, (k, 8): lanes hold columns."""
-    return _elements(registers, element).transpose(0, 2, 1).reshape(-1, 8)
+    """n times B of 8 columns, (k, 8): lanes hold columns."""
+    held = _elements(registers, element)
+    return held.transpose(1, 0, 3, 2).reshape(held.shape[1], -1, 8)
 
 
 def accumulator(registers: list[Array], dtype: np.dtype[np.generic]) -> Array:

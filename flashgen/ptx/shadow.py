@@ -6,7 +6,7 @@ without sharing a byte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +63,7 @@ class SharedShadow(_Shadow):
         return int(cells[np.argmax(missing)]) * self.cell if np.count_nonzero(missing) else None
 
     def note_read(
-        self, cells: Array, order: Array, agent: int, count: int, position: int
+        self, cells: Array, order: Array, agent: int, count: int, position: int | Array
     ) -> Conflict | None:
         """Record a read of cells by an agent; the conflict with a write, if there is one."""
         late = self.written[cells] > order[self.writer[cells]]
@@ -72,20 +72,16 @@ class SharedShadow(_Shadow):
         self.read_position[cells] = position
         return self._with_write(cells, late) if np.count_nonzero(late) else None
 
-    def note_write(
-        self, cells: Array, order: Array, read: Array, agent: int, count: int, position: int
-    ) -> Conflict | None:
-        """Record a write; the conflict with an earlier access, if there is one. order: of earlier
-        writes; read: of earlier reads, which need no fence between the proxies.
-        """
-        conflict = self.check_write(cells, order, read)
+    def note_write(self, cells: Array, agent: int, count: int, position: int | Array) -> None:
+        """Record a write."""
         self.writer[cells] = agent
         self.written[cells] = count
         self.write_position[cells] = position
-        return conflict
 
     def check_write(self, cells: Array, order: Array, read: Array) -> Conflict | None:
-        """The conflict that a write has, if there is one."""
+        """The conflict of a write with an earlier access, if there is one. order: of earlier
+        writes; read: of earlier reads, which need no fence between the proxies.
+        """
         late = self.written[cells] > order[self.writer[cells]]
         if np.count_nonzero(late):
             return self._with_write(cells, late)
@@ -160,19 +156,30 @@ class GlobalShadow(_Shadow):
         self.writes = _Accesses(self.size)
         self.reads = [_Accesses(self.size)]
 
-    def note_read(
-        self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
+    def check_read(
+        self, cells: Array, block: int, order: Array, known: Acquired
     ) -> tuple[int, int, bool] | None:
-        """Record a read. The cell, the earlier block and whether it wrote, of a conflict."""
-        writers = self.writes.block[cells]
-        late = self.writes.late(cells, writers, block, order, known)
-        self._keep_read(cells, block, order, known, agent, count)
-        if not np.count_nonzero(late):
-            return None
-        which = int(np.argmax(late))
-        return int(cells[which]), int(writers[which]), True
+        """The cell, the earlier block and whether it wrote, of the conflict that a read has."""
+        return self._conflict((self.writes,), cells, block, order, known)
 
-    def _keep_read(
+    def check_write(
+        self, cells: Array, block: int, order: Array, known: Acquired
+    ) -> tuple[int, int, bool] | None:
+        """The same of a write."""
+        return self._conflict((self.writes, *self.reads), cells, block, order, known)
+
+    def _conflict(
+        self, earlier: Iterable[_Accesses], cells: Array, block: int, order: Array, known: Acquired
+    ) -> tuple[int, int, bool] | None:
+        for accesses in earlier:
+            blocks = accesses.block[cells]
+            late = accesses.late(cells, blocks, block, order, known)
+            if np.count_nonzero(late):
+                which = int(np.argmax(late))
+                return int(cells[which]), int(blocks[which]), accesses is self.writes
+        return None
+
+    def note_read(
         self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
     ) -> None:
         """Record a read in place of one that is ordered before it, or beside the others."""
@@ -192,17 +199,8 @@ class GlobalShadow(_Shadow):
         else:
             self.reads[-1].block[cells] = MANY
 
-    def note_write(
-        self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
-    ) -> tuple[int, int, bool] | None:
-        """Record a write. The cell, the earlier block and whether it wrote, of a conflict."""
-        conflict = None
-        for accesses in (self.writes, *self.reads):
-            earlier = accesses.block[cells]
-            late = accesses.late(cells, earlier, block, order, known)
-            if conflict is None and np.count_nonzero(late):
-                which = int(np.argmax(late))
-                conflict = int(cells[which]), int(earlier[which]), accesses is self.writes
-            accesses.block[cells] = NOBODY
+    def note_write(self, cells: Array, block: int, agent: int, count: int) -> None:
+        """Record a write."""
+        for reads in self.reads:
+            reads.block[cells] = NOBODY
         self.writes.note(cells, block, agent, count)
-        return conflict

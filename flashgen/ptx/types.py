@@ -24,6 +24,16 @@ None for the one below.
 """
 
 
+class FusedSteps(NamedTuple):
+    """Instructions that may run as one: how many, the registers that they touch, and what runs
+    them, for all 32 lanes of a warp. It returns False if they must run one by one.
+    """
+
+    count: int
+    touched: frozenset[int]
+    run: Callable[[Any], bool]
+
+
 class Undefined(NamedTuple):
     """The undefined bits of a register's 32 lanes, and the register to which nobody wrote."""
 

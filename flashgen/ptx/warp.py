@@ -62,7 +62,6 @@ class Warp:
         self.wait: Wait | None = None
         self.registers: list[Any] = [None] * len(block.machine.program.registers)
         self.stack = Stack(block.machine.program.stack_bytes)
-        self.fragments: dict[tuple[int, ...], tuple[list[Array], Array]] = {}  # as matrices
         self.carry: Array = np.zeros(32, bool)  # PTX ISA 9.7.2, CC.CF
         self.undefined: dict[int, Undefined] = {}  # registers with bits that nobody wrote
         self.view = block.agents.view()
@@ -82,6 +81,17 @@ class Warp:
     def clock(self) -> int:
         """The count of this warp's own accesses."""
         return int(self.view[GENERIC, self.number])
+
+    def places(self, count: int) -> int | Array:
+        """Where it is in the program, for each of so many cells that it accesses."""
+        return self.position
+
+    def whole(self) -> Warp:
+        """Itself: see Wide."""
+        return self
+
+    def divide(self) -> None:
+        """Several tensors are accessed at once, which alike instructions do one by one: Wide."""
 
     def publish(self) -> Array:
         """What is ordered before an arrival of this warp; its later accesses are not."""

@@ -58,10 +58,10 @@ def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
     write = form.store(form.operands[0])
 
     def step(warp: Warp, mask: LaneMask) -> None:
-        packed = np.empty((32, len(reads)), RAW[part_size])
+        packed = np.empty((form.lanes, len(reads)), RAW[part_size])
         for n, read in enumerate(reads):
             packed[:, n] = read(warp)
-        write(warp, packed.view(raw).reshape(32), mask)
+        write(warp, packed.view(raw).reshape(-1), mask)
 
     return step
 
@@ -72,7 +72,7 @@ def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
     raw = RAW[size // len(parts)]
 
     def step(warp: Warp, mask: LaneMask) -> None:
-        columns = np.ascontiguousarray(read(warp)).view(raw).reshape(32, len(writes)).T.copy()
+        columns = np.ascontiguousarray(read(warp)).view(raw).reshape(-1, len(writes)).T.copy()
         for write, column in zip(writes, columns, strict=True):
             write(warp, column, mask)
 
@@ -124,7 +124,7 @@ def load(form: Form) -> DecodedStep:
         return _load_parameter(form, size, writes)
     shared = space.startswith("shared")
     address = form.address(1, 4 if shared else 8)
-    used = [n for n, target in enumerate(targets) if target in form.program.used]
+    used = form.used()
     of_vector = used if shared and len(used) < count else []
 
     def read(warp: Warp, addresses: Array, mask: LaneMask) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
 
 import numpy as np
 
@@ -44,25 +44,33 @@ def shuffle(form: Form) -> DecodedStep:
 
     def step(warp: Warp, mask: LaneMask) -> None:
         named(warp, mask)
-        values, amount, limits = value(warp), by(warp).astype(int) & 31, clamp(warp).astype(int)
+        amount, limits = by(warp).astype(int) & 31, clamp(warp).astype(int)
+        lanes, first = _lanes(len(amount))
         segment = (limits >> 8) & 31
-        last = (LANES & segment) | (limits & 31 & ~segment)
+        last = (lanes & segment) | (limits & 31 & ~segment)
         if mode == "up":
-            source, inside = LANES - amount, LANES - amount >= last
+            source, inside = lanes - amount, lanes - amount >= last
         elif mode == "down":
-            source, inside = LANES + amount, LANES + amount <= last
+            source, inside = lanes + amount, lanes + amount <= last
         elif mode == "bfly":
-            source, inside = LANES ^ amount, (LANES ^ amount) <= last
+            source, inside = lanes ^ amount, (lanes ^ amount) <= last
         else:
-            source = (LANES & segment) | (amount & ~segment)
+            source = (lanes & segment) | (amount & ~segment)
             inside = source <= last
-        source = np.where(inside, source, LANES)
+        source = np.where(inside, source, lanes)
         if mask is not None and not mask[source[mask]].all():
             raise warp.fault("synccheck", "it reads the register of a lane that is elsewhere")
-        write(warp, values[source], mask)
+        write(warp, value(warp)[first + source], mask)
         write_valid(warp, inside, mask)
 
     return step
+
+
+@cache
+def _lanes(count: int) -> tuple[Array, Array]:
+    """For so many lanes, of several instructions, their numbers and the first of each 32."""
+    every = np.arange(count)
+    return every % 32, every // 32 * 32
 
 
 @instruction("vote")

@@ -276,7 +276,7 @@ def _perform(group: Warpgroup, last: WgmmaProduct) -> None:
         group.performed += 1
         shape, chain = product.shape, product.chain
         *of_a, b = (values() for values in product.shared)
-        a = of_a or [matrix_a(each or [], shape.a) for each in product.fragments]
+        a = of_a or [matrix_a(each or [], shape.a)[0] for each in product.fragments]
         result = np.vstack(a) @ b.T
         if shape.scale < 0:
             result = -result

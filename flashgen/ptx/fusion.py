@@ -1,0 +1,183 @@
+"""Alike instructions that run as one: one operation of numpy on the lanes of all.
+
+An operation on 32 lanes takes as long as one on a thousand. The step of a group is that of one
+instruction whose registers have 32 lanes for each of the group. It is for whole warps whose
+registers are defined, and for what no check objects to; else the steps run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from flashgen.ptx.decode import decode
+from flashgen.ptx.program import (
+    Address,
+    Group,
+    Name,
+    Negated,
+    Number,
+    Pair,
+    Program,
+    PtxInstruction,
+    Register,
+    Several,
+)
+from flashgen.ptx.reorder import written
+from flashgen.ptx.types import Array, FusedSteps
+from flashgen.ptx.warp import Warp
+
+_FUSED = frozenset(
+    (
+        "add", "sub", "mul", "mad", "fma", "min", "max", "neg", "abs", "div", "rem", "and", "or",
+        "xor", "not", "shl", "shr", "shf", "lop3", "bfe", "prmt", "setp", "set", "selp", "cvt",
+        "mov", "ex2", "lg2", "rcp", "sqrt", "rsqrt", "cvta", "shfl", "mma", "movmatrix",
+        "ld", "st", "ldmatrix", "stmatrix", "cp",
+    )
+)  # fmt: skip
+"""Instructions whose semantics are those of any number of lanes."""
+
+
+class Apart(Exception):
+    """Something that only the instructions themselves can do or report, one by one."""
+
+
+class Wide:
+    """A warp in whose place a group of instructions runs. registers: 32 lanes for each of them."""
+
+    def __init__(self, warp: Warp, registers: list[Array], positions: Array) -> None:
+        self.warp, self.registers, self._positions = warp, registers, positions
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.warp, name)
+
+    def places(self, count: int) -> Array:
+        """As Warp.places."""
+        return np.repeat(self._positions, count // len(self._positions))
+
+    def whole(self) -> Warp:
+        """The warp."""
+        return self.warp
+
+    def fault(self, *about: object) -> NoReturn:
+        """What cannot go on, or is reported, is for the instructions one by one."""
+        raise Apart
+
+    report = remark = divide = fault
+
+
+class _Fusion:
+    """A group of instructions as one step."""
+
+    def __init__(self, program: Program, positions: range, symbols: dict[str, int]) -> None:
+        items = [program.instructions[position] for position in positions]
+        self._positions = np.array(positions, np.int32)
+        self._guards = tuple({(i.predicate.index, i.negated) for i in items if i.predicate})
+        slots: list[tuple[int, ...]] = []
+        item = _joined(items, slots)
+        self._step = decode(program, item, symbols, items)
+        count = len(written(item))
+        self._targets = slots[:count]
+        self._takes: list[Callable[[list[Any]], Sequence[Array]]] = [
+            itemgetter(*each) if len(each) > 1 else _only(each[0]) for each in slots[count:]
+        ]
+        self._blank: list[Any] = [None] * count
+
+    def run(self, warp: Warp) -> bool:
+        """Run the group, if it can run as one; whether it did."""
+        registers = warp.registers
+        for index, negated in self._guards:
+            held = registers[index]
+            if held is None:
+                return False
+            lanes = np.count_nonzero(held)
+            if lanes == (32 if negated else 0) and len(self._guards) == 1:
+                return True
+            if lanes != (0 if negated else 32):
+                return False
+        try:
+            taken = [np.concatenate(take(registers)) for take in self._takes]
+        except ValueError:  # of None, which has no lanes
+            return False
+        wide = Wide(warp, [*self._blank, *taken], self._positions)
+        try:
+            self._step(wide, None)
+        except Apart:
+            return False
+        for indices, found in zip(self._targets, wide.registers, strict=False):
+            if found is not None:
+                for index, row in zip(indices, found.reshape(-1, 32), strict=True):
+                    registers[index] = row
+        return True
+
+
+def _only(index: int) -> Callable[[list[Any]], Sequence[Array]]:
+    return lambda registers: (registers[index],)
+
+
+def fusions(
+    program: Program,
+    groups: Sequence[range],
+    symbols: dict[str, int],
+    touched: Sequence[frozenset[int]],
+) -> tuple[FusedSteps | None, ...]:
+    """By position, the group that begins there."""
+    found: list[FusedSteps | None] = [None] * len(program.instructions)
+    for group in groups:
+        if _fits(program.instructions[group.start], program):
+            about = frozenset().union(*touched[group.start : group.stop])
+            run = _Fusion(program, group, symbols).run
+            found[group.start] = FusedSteps(len(group), about, run)
+    return tuple(found)
+
+
+def _fits(item: PtxInstruction, program: Program) -> bool:
+    """Whether instructions like this one can run as one."""
+    opcode, *modifiers = item.opcode.split(".")
+    if opcode in ("ld", "st") and (program.stack_bytes or "param" in modifiers):
+        return False
+    special = any(isinstance(o, Name) and o.text.startswith("%") for o in item.operands)
+    doubles = opcode == "mma" and "f64" in modifiers
+    return opcode in _FUSED and not (special or doubles or "_group" in item.opcode)
+
+
+def _joined(items: Sequence[PtxInstruction], slots: list[tuple[int, ...]]) -> PtxInstruction:
+    """One instruction in place of several, of which register n stands for the registers slots[n].
+    Products of matrices are summed in place: the sums are those of as many as there are targets.
+    """
+    opened = len({item.operands[0] for item in items})
+    operands = []
+    for at in range(len(items[0].operands)):
+        sums = items[0].opcode.startswith("mma") and at in (0, 3)
+        parts = [item.operands[at] for item in (items[:opened] if sums else items)]
+        operands.append(_of_all(parts, slots))
+    return replace(items[0], operands=tuple(operands), predicate=None)
+
+
+def _of_all(parts: Sequence[Any], slots: list[tuple[int, ...]]) -> Any:
+    """The operand for the same one of several instructions."""
+    first = parts[0]
+    if isinstance(first, Register):
+        slots.append(tuple(part.index for part in parts))
+        return Register(len(slots) - 1, first.type)
+    if isinstance(first, Number):
+        texts = tuple(part.text for part in parts)
+        return first if len(set(texts)) == 1 else Several(texts)
+    if isinstance(first, Group):
+        columns = zip(*(part.items for part in parts), strict=True)
+        return Group(tuple(_of_all(column, slots) for column in columns))
+    if isinstance(first, Pair):
+        both = ([part.first for part in parts], [part.second for part in parts])
+        return Pair(*(_of_all(each, slots) for each in both))
+    if isinstance(first, Negated):
+        return Negated(_of_all([part.register for part in parts], slots))
+    if isinstance(first, Address):
+        offsets = tuple(str(part.offset) for part in parts)
+        same = len(set(offsets)) == 1
+        base = _of_all([part.base for part in parts], slots)
+        return Address(base, first.offset if same else Several(offsets))
+    return first
