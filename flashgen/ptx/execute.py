@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from flashgen.ptx.program import (
 )
 from flashgen.ptx.reorder import rescheduled
 from flashgen.ptx.schedule import MOST_STEPS, run_blocks
-from flashgen.ptx.types import TYPE_BYTES
+from flashgen.ptx.types import TYPE_BYTES, DecodedStep, LaneMask
 
 
 class Loaded(Decoded):
@@ -52,7 +53,6 @@ class Loaded(Decoded):
         self.constant_addresses, self.constants = constants(program)
         shared, _ = shared_layout(program, 0)
         symbols = {**self.constant_addresses, **shared}
-        self.steps = tuple(decode(program, item, symbols) for item in program.instructions)
         self.guards = tuple(
             None if item.predicate is None else (item.predicate.index, item.negated)
             for item in program.instructions
@@ -62,10 +62,28 @@ class Loaded(Decoded):
             for item in program.instructions
         )
         self.fusions = fusions(program, groups, symbols, self.touched)
+        alone = frozenset(range(len(program.instructions))).difference(
+            *(range(at, at + each.count) for at, each in enumerate(self.fusions) if each)
+        )
+        self.steps = [
+            decode(program, item, symbols) if at in alone else self._decoded_later(at, symbols)
+            for at, item in enumerate(program.instructions)
+        ]
         self.engines = _engines(program)
         self.releases = _releases(program)
         self.shared_cell = _cell(program, "shared")
         self.global_cell = _cell(program, "global")
+
+
+    def _decoded_later(self, position: int, symbols: dict[str, int]) -> DecodedStep:
+        """The step of an instruction that runs with others, as a rule."""
+
+        def step(warp: Any, mask: LaneMask) -> int | None:
+            found = decode(self.program, self.program.instructions[position], symbols)
+            self.steps[position] = found
+            return found(warp, mask)
+
+        return step
 
 
 MOST_BLOCKS = 1 << 24

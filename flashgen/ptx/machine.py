@@ -37,7 +37,7 @@ class Decoded:
 
     program: Program
     constants: Sequence[Buffer]
-    steps: tuple[DecodedStep, ...]
+    steps: list[DecodedStep]
     guards: tuple[tuple[int, bool] | None, ...]
     touched: tuple[frozenset[int], ...]
     fusions: Sequence[FusedSteps | None]

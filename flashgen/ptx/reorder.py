@@ -135,8 +135,7 @@ def written(item: PtxInstruction) -> set[int]:
     return {register.index for register in registers_in(first)}
 
 
-def _read(item: PtxInstruction) -> set[int]:
-    writes = written(item)
+def _read(item: PtxInstruction, writes: set[int]) -> set[int]:
     found = {register.index for register in registers_in(item.operands[1 if writes else 0 :])}
     if item.predicate is not None:  # other lanes keep what they have
         found |= {item.predicate.index} | writes
@@ -155,6 +154,8 @@ class _Stretch:
 
     def __init__(self, items: Sequence[PtxInstruction], program: Program) -> None:
         self.items = items
+        self.writes = [written(item) for item in items]
+        self.reads = [_read(item, writes) for item, writes in zip(items, self.writes, strict=True)]
         self.keys: list[Hashable] = []
         self.after: list[set[int]] = [set() for _ in items]
         self.waits = [0] * len(items)
@@ -162,7 +163,7 @@ class _Stretch:
         readers: dict[int, list[int]] = defaultdict(list)
         run, last = 0, -1
         for number, item in enumerate(items):
-            reads, writes, key = _read(item), written(item), _key(item, program)
+            reads, writes, key = self.reads[number], self.writes[number], _key(item, program)
             for index in reads | writes:
                 self._follows(writer.get(index, -1), number)
             for index in writes:
@@ -228,12 +229,13 @@ def _next_level(
     """What goes on with a group: the next one of a run that keeps its order, or products that are
     added to the sums of the last level, in place.
     """
+    products = stretch.items[group[0]].opcode.startswith("mma")
     alike = [number for number in released if stretch.keys[number] == key]
-    writes = set().union(*(written(stretch.items[number]) for number in group))
-    if isinstance(key, _Run):
-        return [number for number in alike if writes.isdisjoint(_read(stretch.items[number]))]
-    if not stretch.items[group[0]].opcode.startswith("mma"):
+    if not alike or not (products or isinstance(key, _Run)):
         return []
+    writes = set().union(*(stretch.writes[number] for number in group))
+    if not products:
+        return [number for number in alike if writes.isdisjoint(stretch.reads[number])]
     sums = {stretch.items[number].operands[0]: number for number in alike}
     found = [sums.get(stretch.items[number].operands[0], -1) for number in level]
     if len(found) != len(alike) or -1 in found or not all(

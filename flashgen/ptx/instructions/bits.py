@@ -77,6 +77,11 @@ def extract_field(form: Form) -> DecodedStep:
     """9.7.1.17: length bits from a position, sign-extended if signed."""
     kind = form.format()
     width = 8 * kind.size
+    constants = [int(o.text, 0) & 0xFF for o in form.operands[2:] if isinstance(o, Number)]
+    if len(constants) == 2 and constants[1] and sum(constants) <= width:  # as nearly all are
+        low, many = constants
+        up, down = DTYPES[kind.name].type(width - low - many), DTYPES[kind.name].type(width - many)
+        return elementwise(form, lambda a: (a << up) >> down, kind, [kind])
 
     def field(a: Array, at: Array, count: Array) -> Array:
         at, count = (at & np.uint32(0xFF)).astype(int), (count & np.uint32(0xFF)).astype(int)

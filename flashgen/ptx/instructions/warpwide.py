@@ -8,7 +8,7 @@ from functools import cache, reduce
 import numpy as np
 
 from flashgen.ptx.decode import Form, OperandReader, instruction
-from flashgen.ptx.program import Operand
+from flashgen.ptx.program import Number, Operand
 from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import ALL, LANES, Warp
 
@@ -42,8 +42,7 @@ def shuffle(form: Form) -> DecodedStep:
     named = members(form, form.operands[4])
     write, write_valid = form.store(target), form.store(valid)
 
-    def step(warp: Warp, mask: LaneMask) -> None:
-        named(warp, mask)
+    def sources(warp: Warp | None) -> tuple[Array, Array]:
         amount, limits = by(warp).astype(int) & 31, clamp(warp).astype(int)
         lanes, first = _lanes(len(amount))
         segment = (limits >> 8) & 31
@@ -57,10 +56,18 @@ def shuffle(form: Form) -> DecodedStep:
         else:
             source = (lanes & segment) | (amount & ~segment)
             inside = source <= last
-        source = np.where(inside, source, lanes)
-        if mask is not None and not mask[source[mask]].all():
-            raise warp.fault("synccheck", "it reads the register of a lane that is elsewhere")
-        write(warp, value(warp)[first + source], mask)
+        return first + np.where(inside, source, lanes), inside
+
+    # Nearly always they are in the text.
+    known = sources(None) if all(isinstance(o, Number) for o in form.operands[2:4]) else None
+
+    def step(warp: Warp, mask: LaneMask) -> None:
+        source, inside = known or sources(warp)
+        if mask is not None:
+            named(warp, mask)
+            if not mask[source[mask]].all():
+                raise warp.fault("synccheck", "it reads the register of a lane that is elsewhere")
+        write(warp, value(warp)[source], mask)
         write_valid(warp, inside, mask)
 
     return step
