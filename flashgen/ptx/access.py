@@ -96,7 +96,8 @@ def note_shared_read(
     missing = shadow.unwritten(cells)
     if missing is not None:
         warp.report(
-            "initcheck", f"it reads byte {missing} of shared memory, which nobody has written"
+            "initcheck",
+            f"it reads byte {shadow.byte(missing)} of shared memory, which nobody has written",
         )
     if engine is None:
         agent, count, seen = warp.number, warp.clock, warp.view[GENERIC]
@@ -106,7 +107,9 @@ def note_shared_read(
     conflict = shadow.note_read(cells, seen, agent, count, warp.places(len(cells)))
     if conflict is not None:
         by = "" if engine is None else f" through {engine.value}"
-        report_conflict(warp, conflict, f"reads byte {conflict.at} of shared memory{by}")
+        report_conflict(
+            warp, conflict, f"reads byte {shadow.byte(conflict.at)} of shared memory{by}"
+        )
 
 
 def note_shared_write(
@@ -131,7 +134,9 @@ def note_shared_write(
     order = block.agents.order(warp.view, proxy)
     conflict = shadow.check_write(cells, order, warp.view[GENERIC])
     if conflict is not None and not (conflict.wrote and not changes()):
-        report_conflict(warp, conflict, f"writes byte {conflict.at} of shared memory")
+        report_conflict(
+            warp, conflict, f"writes byte {shadow.byte(conflict.at)} of shared memory"
+        )
     shadow.note_write(cells, agent, count, warp.places(len(cells)))
 
 
@@ -261,7 +266,7 @@ def note_global(
         )
         warp.report(
             "racecheck",
-            f"it {'writes' if writes else 'reads'} byte {cell * shadow.cell - buffer.begin} of "
+            f"it {'writes' if writes else 'reads'} byte {shadow.byte(cell) - buffer.begin} of "
             f"{buffer.name}, which {who} {'wrote' if wrote else 'read'}, "
             "and nothing orders the two",
         )

@@ -57,7 +57,8 @@ class Wide:
 
     def places(self, count: int) -> Array:
         """As Warp.places."""
-        return np.repeat(self._positions, count // len(self._positions))
+        each, rest = divmod(count, len(self._positions))
+        return np.repeat(self._positions, each) if not rest else self._positions[-1]
 
     def whole(self) -> Warp:
         """The warp."""

@@ -1,12 +1,13 @@
 """Shadows of memory: who accessed each cell last, to find races and reads of what nobody wrote.
 
-A cell is as large as the smallest access of the program, so that no two accesses share a cell
-without sharing a byte.
+A cell has 16 bytes as long as every access has all of them, which nearly all do. The others divide
+it into cells as large as the smallest access of the program. So no two accesses share a cell without
+sharing a byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,7 @@ from flashgen.ptx.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Two accesses to a cell that nothing orders. at: the cell's first byte. position: of the
-    earlier instruction.
-    """
+    """Two accesses to a cell, `at`, that nothing orders. position: of the earlier instruction."""
 
     at: int
     earlier: str
@@ -28,28 +27,57 @@ class Conflict:
 
 
 _STEPS = np.arange(4096)
+_UNIT = 16
 
 
-class _Shadow:
-    """Cells of so many bytes."""
+class _Cells:
+    """Which cells `size` bytes have: first those of 16 bytes, then those that they are divided into.
+    arrays: what is kept of each cell, as the last axis.
+    """
 
-    cell: int
+    def __init__(self, size: int, cell: int) -> None:
+        self._cell, self._per, self._units = cell, _UNIT // cell, -(-size // _UNIT)
+        self._divided = np.zeros(self._units, bool)
+        self._whole = True
+        self.count = self._units * (1 if cell == _UNIT else 1 + self._per)
 
-    def cells(self, offsets: Array, size: int) -> Array:
+    def of(self, offsets: Array, size: int, arrays: Callable[[], Iterable[Array]]) -> Array:
         """The cells of `size` bytes at each offset, once each."""
-        first = offsets // self.cell
-        per = max(size // self.cell, 1)
-        if per > 1:
-            first = (first[:, None] + _STEPS[:per]).reshape(-1)
-        return first
+        if size % _UNIT and self._cell < _UNIT:
+            first = _each(offsets // self._cell, size // self._cell)
+            new = first[~self._divided[first // self._per]]
+            if len(new):
+                self._divide(np.unique(new // self._per), arrays())
+            return first + self._units
+        first = _each(offsets // _UNIT, size // _UNIT)
+        if self._whole or not np.count_nonzero(divided := self._divided[first]):
+            return first
+        return np.concatenate([first[~divided], self._parts(first[divided]).reshape(-1)])
+
+    def _parts(self, units: Array) -> Array:
+        return self._units + units[:, None] * self._per + _STEPS[: self._per]
+
+    def _divide(self, units: Array, arrays: Iterable[Array]) -> None:
+        self._whole = False
+        self._divided[units] = True
+        parts = self._parts(units)
+        for array in arrays:
+            array[..., parts] = array[..., units, None]
+
+    def byte(self, cell: int) -> int:
+        """The first byte of a cell."""
+        return cell * _UNIT if cell < self._units else (cell - self._units) * self._cell
 
 
-class SharedShadow(_Shadow):
-    """The last write and the last read by each agent, for each cell of shared memory."""
+def _each(first: Array, count: int) -> Array:
+    return (first[:, None] + _STEPS[:count]).reshape(-1) if count > 1 else first
 
-    def __init__(self, agents: Agents, size: int, cell: int) -> None:
-        cells = -(-size // cell)
-        self.agents, self.cell = agents, cell
+
+class AgentShadow:
+    """The last write and the last read by each agent, for each cell of a block's memory."""
+
+    def __init__(self, agents: Agents, cells: int) -> None:
+        self.agents = agents
         self.writer = np.full(cells, agents.nobody, np.int32)
         self.written = np.zeros(cells, np.int64)
         self.write_position = np.zeros(cells, np.int32)
@@ -58,9 +86,9 @@ class SharedShadow(_Shadow):
         self.latest_read = np.zeros(agents.readers, np.int32)  # of each agent, of any cell
 
     def unwritten(self, cells: Array) -> int | None:
-        """The first byte of a cell that nobody wrote, or None."""
+        """A cell that nobody wrote, or None."""
         missing = self.writer[cells] == self.agents.nobody
-        return int(cells[np.argmax(missing)]) * self.cell if np.count_nonzero(missing) else None
+        return int(cells[np.argmax(missing)]) if np.count_nonzero(missing) else None
 
     def note_read(
         self, cells: Array, order: Array, agent: int, count: int, position: int | Array
@@ -90,7 +118,7 @@ class SharedShadow(_Shadow):
             if np.count_nonzero(unread):
                 cell = int(cells[np.argmax(unread)])
                 return Conflict(
-                    at=cell * self.cell,
+                    at=cell,
                     earlier=self.agents.describe(int(agent)),
                     wrote=False,
                     position=int(self.read_position[cell]),
@@ -105,11 +133,27 @@ class SharedShadow(_Shadow):
     def _with_write(self, cells: Array, late: Array) -> Conflict:
         cell = int(cells[np.argmax(late)])
         return Conflict(
-            at=cell * self.cell,
+            at=cell,
             earlier=self.agents.describe(int(self.writer[cell])),
             wrote=True,
             position=int(self.write_position[cell]),
         )
+
+
+class SharedShadow(AgentShadow):
+    """That of `size` bytes of shared memory. cell: of the smallest access."""
+
+    def __init__(self, agents: Agents, size: int, cell: int) -> None:
+        self._cells = _Cells(size, cell)
+        super().__init__(agents, self._cells.count)
+        self.byte = self._cells.byte
+
+    def cells(self, offsets: Array, size: int) -> Array:
+        """The cells of `size` bytes at each offset, once each."""
+        return self._cells.of(offsets, size, self._kept)
+
+    def _kept(self) -> Iterable[Array]:
+        return self.writer, self.written, self.write_position, self.read, self.read_position
 
 
 NOBODY, MANY = -1, -2
@@ -146,15 +190,24 @@ class _Accesses:
         return found
 
 
-class GlobalShadow(_Shadow):
+class GlobalShadow:
     """Who accessed each cell of a tensor: the last write, and the last read by each of so many
     blocks. Of the reads inside a block the last one is kept.
     """
 
     def __init__(self, size: int, cell: int, readers: int) -> None:
-        self.size, self.cell, self.most_readers = -(-size // cell) + 1, cell, readers
-        self.writes = _Accesses(self.size)
-        self.reads = [_Accesses(self.size)]
+        self._cells, self.most_readers = _Cells(size, cell), readers
+        self.writes = _Accesses(self._cells.count)
+        self.reads = [_Accesses(self._cells.count)]
+        self.byte = self._cells.byte
+
+    def cells(self, offsets: Array, size: int) -> Array:
+        """The cells of `size` bytes at each offset, once each."""
+        return self._cells.of(offsets, size, self._kept)
+
+    def _kept(self) -> Iterable[Array]:
+        for each in (self.writes, *self.reads):
+            yield from (each.block, each.agent, each.count)
 
     def check_read(
         self, cells: Array, block: int, order: Array, known: Acquired
@@ -194,7 +247,7 @@ class GlobalShadow(_Shadow):
             reads.note(cells[~taken], block, agent, count)
             cells = cells[taken]
         if len(self.reads) < self.most_readers:
-            self.reads.append(_Accesses(self.size))
+            self.reads.append(_Accesses(self._cells.count))
             self.reads[-1].note(cells, block, agent, count)
         else:
             self.reads[-1].block[cells] = MANY

@@ -14,7 +14,7 @@ import numpy as np
 
 from flashgen.ptx.clocks import Agents
 from flashgen.ptx.memory import BadAddress
-from flashgen.ptx.shadow import SharedShadow
+from flashgen.ptx.shadow import AgentShadow
 from flashgen.ptx.types import Array
 
 LANES, COLUMNS = 128, 512
@@ -58,7 +58,7 @@ class TensorMemory:
         self.permitted = True
         self.work: deque[Callable[[], None]] = deque()
         self.issued: dict[int, int] = {}  # products and copies so far, by warp
-        self.shadow = SharedShadow(agents, LANES // _GROUP * COLUMNS, 1) if shadowed else None
+        self.shadow = AgentShadow(agents, LANES // _GROUP * COLUMNS) if shadowed else None
 
     def place_for(self, columns: int, rng: random.Random) -> int | None:
         """The first of `columns` free columns: any that fits, since other blocks may hold the

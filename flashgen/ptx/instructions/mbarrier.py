@@ -30,7 +30,7 @@ def find(warp: Warp, address: int) -> Mbarrier:
             cells, warp.view[GENERIC], warp.number, warp.clock, warp.position
         )
         if conflict is not None:
-            doing = f"uses the mbarrier at byte {conflict.at} of shared memory"
+            doing = f"uses the mbarrier at byte {shadow.byte(conflict.at)} of shared memory"
             report_conflict(warp, conflict, doing)
     return barrier
 
