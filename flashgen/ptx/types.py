@@ -41,10 +41,10 @@ class Undefined(NamedTuple):
     origin: str
 
 
-RAW: dict[int, type[np.unsignedinteger[Any]]] = {
-    1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64,
+RAW: dict[int, type[Any]] = {
+    1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128,
 }  # fmt: skip
-"""The unsigned integer of so many bytes."""
+"""The unsigned integer of so many bytes; of 16 bytes, which are only copied, what numpy has."""
 
 _KINDS = {"b": "u", "u": "u", "s": "i"}
 DTYPES: dict[str, np.dtype[Any]] = {
