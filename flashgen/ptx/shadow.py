@@ -153,7 +153,8 @@ class SharedShadow(AgentShadow):
         return self._cells.of(offsets, size, self._kept)
 
     def _kept(self) -> Iterable[Array]:
-        return self.writer, self.written, self.write_position, self.read, self.read_position
+        yield from (self.writer, self.written, self.write_position, self.read_position)
+        yield from (self.read[agent] for agent in np.flatnonzero(self.latest_read))
 
 
 NOBODY, MANY = -1, -2

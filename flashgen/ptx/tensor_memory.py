@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,15 @@ class Region:
     def cells(self) -> Array:
         """The cells of the shadow, once each."""
         return _cells(self.lanes.tobytes(), self.columns.tobytes())
+
+    @property
+    def index(self) -> tuple[Any, slice]:
+        """It in an array of tensor memory: its columns follow each other."""
+        first, last = int(self.columns[0]), int(self.columns[-1])
+        lanes: Any = self.lanes
+        if len(lanes) == lanes[-1] - lanes[0] + 1:
+            lanes = slice(int(lanes[0]), int(lanes[-1]) + 1)
+        return lanes, slice(first, last + 1)
 
 
 @lru_cache(maxsize=1024)
