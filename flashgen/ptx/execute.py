@@ -41,15 +41,15 @@ class Loaded(Decoded):
 
     def __init__(self, program: Program) -> None:
         load_all()
-        self.program, groups = rescheduled(program)
+        self.program, stretches = rescheduled(program)
         try:
-            self._load(self.program, groups)
+            self._load(self.program, stretches)
         except InvalidPtx:
             raise
         except FOREIGN as error:
             raise InvalidPtx(f"{cut(program.name)} cannot be decoded: {one_line(error)}") from error
 
-    def _load(self, program: Program, groups: Sequence[range]) -> None:
+    def _load(self, program: Program, stretches: Sequence[Sequence[range]]) -> None:
         self.constant_addresses, self.constants = constants(program)
         shared, _ = shared_layout(program, 0)
         symbols = {**self.constant_addresses, **shared}
@@ -61,7 +61,7 @@ class Loaded(Decoded):
             frozenset(register.index for register in registers_in(item.operands))
             for item in program.instructions
         )
-        self.fusions = fusions(program, groups, symbols, self.touched)
+        self.fusions = fusions(program, stretches, symbols, self.touched)
         alone = frozenset(range(len(program.instructions))).difference(
             *(range(at, at + each.count) for at, each in enumerate(self.fusions) if each)
         )

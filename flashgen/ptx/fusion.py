@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -72,9 +72,13 @@ class Wide:
 
 
 class _Fusion:
-    """A group of instructions as one step."""
+    """A group of instructions as one step. made: what the groups before it in its stretch, which
+    ran as one, have left in registers.
+    """
 
-    def __init__(self, program: Program, positions: range, symbols: dict[str, int]) -> None:
+    def __init__(
+        self, program: Program, positions: range, symbols: dict[str, int], made: dict[int, _Made]
+    ) -> None:
         items = [program.instructions[position] for position in positions]
         self._positions = np.array(positions, np.int32)
         self._guards = tuple({(i.predicate.index, i.negated) for i in items if i.predicate})
@@ -82,11 +86,15 @@ class _Fusion:
         item = _joined(items, slots)
         self._step = decode(program, item, symbols, items)
         count = len(written(item))
-        self._targets = slots[:count]
-        self._takes: list[Callable[[list[Any]], Sequence[Array]]] = [
-            itemgetter(*each) if len(each) > 1 else _only(each[0]) for each in slots[count:]
-        ]
-        self._blank: list[Any] = [None] * count
+        self._keys: list[int | None] = [None] * count  # in Warp.made, of what is read there
+        self._targets, self._blank = slots[:count], [None] * count
+        self._takes = [_taken(indices, made) for indices in slots[count:]]
+        for slot, indices in enumerate(self._targets):
+            for row, index in enumerate(indices):
+                if self._guards:
+                    made.pop(index, None)
+                else:
+                    made[index] = _Made(self._keys, slot, positions.start << 8 | slot, row)
 
     def run(self, warp: Warp) -> bool:
         """Run the group, if it can run as one; whether it did."""
@@ -101,7 +109,7 @@ class _Fusion:
             if lanes != (0 if negated else 32):
                 return False
         try:
-            taken = [np.concatenate(take(registers)) for take in self._takes]
+            taken = [take(warp) for take in self._takes]
         except ValueError:  # of None, which has no lanes
             return False
         wide = Wide(warp, [*self._blank, *taken], self._positions)
@@ -109,30 +117,68 @@ class _Fusion:
             self._step(wide, None)
         except Apart:
             return False
-        for indices, found in zip(self._targets, wide.registers, strict=False):
+        for indices, key, found in zip(self._targets, self._keys, wide.registers, strict=False):
             if found is not None:
-                for index, row in zip(indices, found.reshape(-1, 32), strict=True):
+                rows = found.reshape(-1, 32)
+                if key is not None:
+                    warp.made[key] = rows
+                for index, row in zip(indices, rows, strict=True):
                     registers[index] = row
         return True
 
 
-def _only(index: int) -> Callable[[list[Any]], Sequence[Array]]:
-    return lambda registers: (registers[index],)
+class _Made(NamedTuple):
+    """Where the value of a register is, too: a row of what a slot of a group has made. keys: those
+    of the group, by slot.
+    """
+
+    keys: list[int | None]
+    slot: int
+    key: int
+    row: int
+
+
+def _taken(indices: tuple[int, ...], made: dict[int, _Made]) -> Callable[[Warp], Array]:
+    """What gathers registers, or takes them from where one group has made all of them."""
+    take = itemgetter(*indices) if len(indices) > 1 else lambda held: (held[indices[0]],)
+    sources = [made.get(index) for index in indices]
+    first = sources[0]
+    if first is None or any(each is None or each.key != first.key for each in sources):
+        return lambda warp: np.concatenate(take(warp.registers))
+    key = first.keys[first.slot] = first.key
+    rows = [each.row for each in sources if each]
+    step = rows[1] - rows[0] if len(rows) > 1 else 1
+    regular = step > 0 and rows == list(range(rows[0], rows[-1] + 1, step))
+    chosen: Any = slice(rows[0], rows[-1] + 1, step) if regular else np.array(rows)
+
+    def taken(warp: Warp) -> Array:
+        held = warp.made.get(key)
+        if held is None:
+            return np.concatenate(take(warp.registers))
+        return held[chosen].reshape(-1)
+
+    return taken
 
 
 def fusions(
     program: Program,
-    groups: Sequence[range],
+    stretches: Sequence[Sequence[range]],
     symbols: dict[str, int],
     touched: Sequence[frozenset[int]],
 ) -> tuple[FusedSteps | None, ...]:
     """By position, the group that begins there."""
     found: list[FusedSteps | None] = [None] * len(program.instructions)
-    for group in groups:
-        if _fits(program.instructions[group.start], program):
-            about = frozenset().union(*touched[group.start : group.stop])
-            run = _Fusion(program, group, symbols).run
-            found[group.start] = FusedSteps(len(group), about, run)
+    for groups in stretches:
+        made: dict[int, _Made] = {}
+        for group in groups:
+            if len(group) > 1 and _fits(program.instructions[group.start], program):
+                about = frozenset().union(*touched[group.start : group.stop])
+                run = _Fusion(program, group, symbols, made).run
+                found[group.start] = FusedSteps(len(group), about, run)
+            else:
+                for position in group if len(groups) > 1 else ():
+                    for index in written(program.instructions[position]):
+                        made.pop(index, None)
     return tuple(found)
 
 

@@ -44,18 +44,20 @@ _ORDERED = frozenset(
 _STRONG = frozenset(("relaxed", "acquire", "release", "volatile", "mmio"))
 
 
-def rescheduled(program: Program) -> tuple[Program, tuple[range, ...]]:
-    """The program in the order in which it runs, and where instructions stand that are alike and
-    need nothing of each other, but for sums of products of matrices.
+def rescheduled(program: Program) -> tuple[Program, tuple[tuple[range, ...], ...]]:
+    """The program in the order in which it runs, and for each stretch without a branch the groups
+    that it consists of: positions of instructions that are alike and need nothing of each other,
+    but for sums of products of matrices.
     """
     items: list[PtxInstruction] = []
-    groups: list[range] = []
+    stretches = []
     for stretch in _stretches(program):
+        groups = []
         for group in _scheduled(stretch, program) if len(stretch) > 1 else [stretch]:
-            if len(group) > 1:
-                groups.append(range(len(items), len(items) + len(group)))
+            groups.append(range(len(items), len(items) + len(group)))
             items += group
-    return replace(program, instructions=tuple(items)), tuple(groups)
+        stretches.append(tuple(groups))
+    return replace(program, instructions=tuple(items)), tuple(stretches)
 
 
 def _stretches(program: Program) -> Iterator[list[PtxInstruction]]:

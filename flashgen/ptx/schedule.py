@@ -117,15 +117,15 @@ def run_warp(warp: Warp, most: int) -> int:
             raise warp.fault("memcheck", "it runs past the last instruction")
         guard, active = guards[position], warp.active
         fusion = fusions[position]
-        if fusion is not None and active is ALL and not (
-            unwritten and not fusion.touched.isdisjoint(unwritten)
-        ):
-            if fusion.run(warp):
+        if fusion is not None:
+            fits = active is ALL and (not unwritten or fusion.touched.isdisjoint(unwritten))
+            if fits and fusion.run(warp):
                 done += fusion.count
                 warp.position = position + fusion.count
                 if warp.wait is not None:
                     break
                 continue
+            warp.made.clear()
         mask: LaneMask = None if active is ALL else active
         done += 1
         if guard is not None:

@@ -64,6 +64,7 @@ class Warp:
         self.stack = Stack(block.machine.program.stack_bytes)
         self.carry: Array = np.zeros(32, bool)  # PTX ISA 9.7.2, CC.CF
         self.undefined: dict[int, Undefined] = {}  # registers with bits that nobody wrote
+        self.made: dict[int, Array] = {}  # by groups of instructions that ran as one: fusion.py
         self.view = block.agents.view()
         self.view[GENERIC, number] = 1
         self.released = block.agents.view()  # what a fence has made known to relaxed arrivals
