@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -110,7 +109,6 @@ class BadDescriptor(Exception):
     """A descriptor with a layout that has no semantics here."""
 
 
-@lru_cache(maxsize=4096)
 def descriptor_places(
     descriptor: Descriptor, rows: int, columns: int, size: int, *, k_major: bool
 ) -> Array:
@@ -136,17 +134,4 @@ def descriptor_places(
         per = 16 // size
         offsets = row // per * descriptor.stride + k // 8 * descriptor.leading
         offsets = offsets + k % 8 * 16 + row % per * size
-    places = swizzled(descriptor.start + offsets, width)
-    places.setflags(write=False)
-    return places
-
-
-@lru_cache(maxsize=4096)
-def descriptor_units(
-    descriptor: Descriptor, rows: int, columns: int, size: int, *, k_major: bool
-) -> Array:
-    """The shared address of each 16 bytes of an operand, once."""
-    places = descriptor_places(descriptor, rows, columns, size, k_major=k_major)
-    units = np.unique(places >> 4) << 4
-    units.setflags(write=False)
-    return units
+    return swizzled(descriptor.start + offsets, width)

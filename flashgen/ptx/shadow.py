@@ -200,6 +200,7 @@ class GlobalShadow:
         self._cells, self.most_readers = _Cells(size, cell), readers
         self.writes = _Accesses(self._cells.count)
         self.reads = [_Accesses(self._cells.count)]
+        self._written = False
         self.byte = self._cells.byte
 
     def cells(self, offsets: Array, size: int) -> Array:
@@ -214,7 +215,7 @@ class GlobalShadow:
         self, cells: Array, block: int, order: Array, known: Acquired
     ) -> tuple[int, int, bool] | None:
         """The cell, the earlier block and whether it wrote, of the conflict that a read has."""
-        return self._conflict((self.writes,), cells, block, order, known)
+        return self._conflict((self.writes,), cells, block, order, known) if self._written else None
 
     def check_write(
         self, cells: Array, block: int, order: Array, known: Acquired
@@ -255,6 +256,7 @@ class GlobalShadow:
 
     def note_write(self, cells: Array, block: int, agent: int, count: int) -> None:
         """Record a write."""
+        self._written = True
         for reads in self.reads:
             reads.block[cells] = NOBODY
         self.writes.note(cells, block, agent, count)

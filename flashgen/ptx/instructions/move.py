@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flashgen.ptx.access import active, read_global, read_shared, spread, write_global, write_shared
@@ -168,8 +170,16 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> DecodedStep:
     address, raw = form.address(1, 8), RAW[size]
     bytes_read = size * len(writes)
     named = form.parameter(1)
+    known: list[Any] = [None, ()]  # what it reads by name in a launch
 
     def step(warp: Warp, mask: LaneMask) -> None:
+        parameters = warp.block.machine.parameters
+        if known[0] is not parameters or named is None:
+            known[:] = parameters, columns(warp, mask)
+        for write, column in zip(writes, known[1], strict=True):
+            write(warp, column, mask)
+
+    def columns(warp: Warp, mask: LaneMask) -> list[Array]:
         place = named
         if place is None:
             addresses = active(address(warp), mask)
@@ -185,10 +195,7 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> DecodedStep:
             raise warp.fault(
                 "memcheck", f"it reads byte {begin} of a parameter that has {len(content)}"
             )
-        for write, value in zip(
-            writes, np.frombuffer(content, raw, len(writes), begin), strict=True
-        ):
-            write(warp, np.full(32, value), mask)
+        return [np.full(32, value) for value in np.frombuffer(content, raw, len(writes), begin)]
 
     return step
 

@@ -144,11 +144,17 @@ def elect(form: Form) -> DecodedStep:
     if predicate is None:
         form.wrong("elect.sync has two destinations")
     write_predicate = form.store(predicate)
+    everybody = np.zeros(32, np.uint32), np.equal(LANES, 0)  # elects lane 0
+    of_all = isinstance(form.operands[1], Number) and form.constant(1) & 1
 
     def step(warp: Warp, mask: LaneMask) -> None:
-        leader = int(np.argmax(named(warp, mask)))
-        write(warp, np.full(32, leader, np.uint32), mask)
-        write_predicate(warp, np.equal(LANES, leader), mask)
+        if mask is None and of_all:
+            leader, elected = everybody
+        else:
+            lane = int(np.argmax(named(warp, mask)))
+            leader, elected = np.full(32, lane, np.uint32), np.equal(LANES, lane)
+        write(warp, leader, mask)
+        write_predicate(warp, elected, mask)
 
     return step
 
