@@ -134,9 +134,7 @@ def note_shared_write(
     order = block.agents.order(warp.view, proxy)
     conflict = shadow.check_write(cells, order, warp.view[GENERIC])
     if conflict is not None and not (conflict.wrote and not changes()):
-        report_conflict(
-            warp, conflict, f"writes byte {shadow.byte(conflict.at)} of shared memory"
-        )
+        report_conflict(warp, conflict, f"writes byte {shadow.byte(conflict.at)} of shared memory")
     shadow.note_write(cells, agent, count, warp.places(len(cells)))
 
 

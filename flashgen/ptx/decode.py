@@ -258,7 +258,7 @@ class Form:
             if special in CLOCKS:
                 shift = 32 if special.endswith("_hi") else 0
                 return lambda warp: np.full(32, warp.block.machine.clock() >> shift).astype(raw)
-            return lambda warp: warp.special[special].astype(raw)
+            return lambda warp: np.full(32, warp.special[special], np.uint32).astype(raw)
         elif isinstance(operand, Name):
             constant = np.full(self.lanes, self._symbol(operand.text), np.uint64).astype(raw)
         else:

@@ -74,7 +74,6 @@ class Loaded(Decoded):
         self.shared_cell = _cell(program, "shared")
         self.global_cell = _cell(program, "global")
 
-
     def _decoded_later(self, position: int, symbols: dict[str, int]) -> DecodedStep:
         """The step of an instruction that runs with others, as a rule."""
 

@@ -26,8 +26,9 @@ from flashgen.ptx.program import (
     PtxInstruction,
     Register,
     Several,
+    registers_in,
 )
-from flashgen.ptx.reorder import written
+from flashgen.ptx.reorder import carried, written
 from flashgen.ptx.types import Array, FusedSteps
 from flashgen.ptx.warp import Warp
 
@@ -83,8 +84,11 @@ class _Fusion:
         self._positions = np.array(positions, np.int32)
         self._guards = tuple({(i.predicate.index, i.negated) for i in items if i.predicate})
         slots: list[tuple[int, ...]] = []
-        item = _joined(items, slots)
-        self._step = decode(program, item, symbols, items)
+        opened = _opened(items)
+        item = _joined(items, opened, slots)
+        in_levels = opened < len(items) and carried(item) == 1
+        self._levels = len(items) // opened if in_levels else 1
+        self._step = decode(program, item, symbols, items[:opened] if in_levels else items)
         count = len(written(item))
         self._keys: list[int | None] = [None] * count  # in Warp.made, of what is read there
         self._targets, self._blank = slots[:count], [None] * count
@@ -114,7 +118,10 @@ class _Fusion:
             return False
         wide = Wide(warp, [*self._blank, *taken], self._positions)
         try:
-            self._step(wide, None)
+            if self._levels > 1:
+                self._add_up(wide, *taken)
+            else:
+                self._step(wide, None)
         except Apart:
             return False
         for indices, key, found in zip(self._targets, self._keys, wide.registers, strict=False):
@@ -125,6 +132,16 @@ class _Fusion:
                 for index, row in zip(indices, rows, strict=True):
                     registers[index] = row
         return True
+
+    def _add_up(self, wide: Wide, total: Array, added: Array) -> None:
+        """Each level adds to what the one before it has made."""
+        found = []
+        for row in added.reshape(self._levels, -1):
+            wide.registers = [None, total, row]
+            self._step(wide, None)
+            total = wide.registers[0]
+            found.append(total)
+        wide.registers = [np.concatenate(found)]
 
 
 class _Made(NamedTuple):
@@ -192,15 +209,28 @@ def _fits(item: PtxInstruction, program: Program) -> bool:
     return opcode in _FUSED and not (special or doubles or "_group" in item.opcode)
 
 
-def _joined(items: Sequence[PtxInstruction], slots: list[tuple[int, ...]]) -> PtxInstruction:
-    """One instruction in place of several, of which register n stands for the registers slots[n].
-    Products of matrices are summed in place: the sums are those of as many as there are targets.
+def _opened(items: Sequence[PtxInstruction]) -> int:
+    """How many instructions are of the first level, which reads nothing that the group writes."""
+    writes: set[int] = set()
+    for count, item in enumerate(items):
+        if not writes.isdisjoint(register.index for register in registers_in(item.operands[1:])):
+            return count
+        writes |= written(item)
+    return len(items)
+
+
+def _joined(
+    items: Sequence[PtxInstruction], opened: int, slots: list[tuple[int, ...]]
+) -> PtxInstruction:
+    """One instruction in place of several, of which register n stands for the registers slots[n];
+    of sums for those of the first level.
     """
-    opened = len({item.operands[0] for item in items})
+    sums = {carried(items[0])} if opened < len(items) else set()
+    if 3 in sums:  # in place
+        sums.add(0)
     operands = []
     for at in range(len(items[0].operands)):
-        sums = items[0].opcode.startswith("mma") and at in (0, 3)
-        parts = [item.operands[at] for item in (items[:opened] if sums else items)]
+        parts = [item.operands[at] for item in (items[:opened] if at in sums else items)]
         operands.append(_of_all(parts, slots))
     return replace(items[0], operands=tuple(operands), predicate=None)
 

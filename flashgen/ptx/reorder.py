@@ -47,7 +47,7 @@ _STRONG = frozenset(("relaxed", "acquire", "release", "volatile", "mmio"))
 def rescheduled(program: Program) -> tuple[Program, tuple[tuple[range, ...], ...]]:
     """The program in the order in which it runs, and for each stretch without a branch the groups
     that it consists of: positions of instructions that are alike and need nothing of each other,
-    but for sums of products of matrices.
+    but for sums, of which each level adds to the one before it.
     """
     items: list[PtxInstruction] = []
     stretches = []
@@ -87,7 +87,9 @@ def _stays(item: PtxInstruction) -> bool:
     opcode, *modifiers = item.opcode.split(".")
     if opcode in _FREE:
         # A carry is no operand, and a clock moves.
-        moves = "cc" in modifiers or any("clock" in name or "timer" in name for name in _names(item))
+        moves = "cc" in modifiers or any(
+            "clock" in name or "timer" in name for name in _names(item)
+        )
         return moves
     return not _is_ordered(item) or not _STRONG.isdisjoint(modifiers)
 
@@ -228,25 +230,37 @@ def _scheduled(items: Sequence[PtxInstruction], program: Program) -> Iterator[li
 def _next_level(
     stretch: _Stretch, key: Hashable, group: list[int], level: list[int], released: list[int]
 ) -> list[int]:
-    """What goes on with a group: the next one of a run that keeps its order, or products that are
-    added to the sums of the last level, in place.
+    """What goes on with a group: the next one of a run that keeps its order, or what is added to
+    each sum of the last level.
     """
-    products = stretch.items[group[0]].opcode.startswith("mma")
     alike = [number for number in released if stretch.keys[number] == key]
-    if not alike or not (products or isinstance(key, _Run)):
+    items = stretch.items
+    added = carried(items[group[0]])
+    if not alike or not (added or isinstance(key, _Run)):
         return []
     writes = set().union(*(stretch.writes[number] for number in group))
-    if not products:
+    if not added:
         return [number for number in alike if writes.isdisjoint(stretch.reads[number])]
-    sums = {stretch.items[number].operands[0]: number for number in alike}
-    found = [sums.get(stretch.items[number].operands[0], -1) for number in level]
-    if len(found) != len(alike) or -1 in found or not all(
-        _adds_in_place(stretch.items[number], writes) for number in (*group, *found)
-    ):
+    sums = {items[number].operands[added]: number for number in alike}
+    found = [sums.get(items[number].operands[0], -1) for number in level]
+    if -1 in found or len(set(found)) < len(found):
         return []
+    in_place = added == 3
+    for number in (*group, *found) if in_place else found:
+        target, *sources = items[number].operands
+        total = sources.pop(added - 1)
+        others = {register.index for register in registers_in(tuple(sources))}
+        if not writes.isdisjoint(others) or (in_place and target != total):
+            return []
     return found
 
 
-def _adds_in_place(item: PtxInstruction, writes: set[int]) -> bool:
-    target, *factors, added = item.operands
-    return target == added and writes.isdisjoint(r.index for r in registers_in(tuple(factors)))
+def carried(item: PtxInstruction) -> int:
+    """Which operand of an instruction may be the result of the one before it in a group; 0: none.
+    Products of matrices are summed in place.
+    """
+    opcode = item.opcode.split(".", 1)[0]
+    if opcode == "mma":
+        return 3
+    chains = opcode in ("add", "max", "min") and item.predicate is None
+    return int(chains and all(isinstance(each, Register) for each in item.operands[:3]))

@@ -113,7 +113,7 @@ class AgentShadow:
         late = self.written[cells] > order[self.writer[cells]]
         if np.count_nonzero(late):
             return self._with_write(cells, late)
-        for agent in np.flatnonzero(self.latest_read > read[: self.agents.readers]):
+        for agent in (self.latest_read > read[: self.agents.readers]).nonzero()[0]:
             unread = self.read[agent, cells] > read[agent]
             if np.count_nonzero(unread):
                 cell = int(cells[np.argmax(unread)])

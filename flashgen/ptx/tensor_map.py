@@ -68,7 +68,10 @@ class TensorMap:
 
 @lru_cache(maxsize=256)
 def _places(
-    coordinates: tuple[int, ...], box: tuple[int, ...], shape: tuple[int, ...], steps: tuple[int, ...]
+    coordinates: tuple[int, ...],
+    box: tuple[int, ...],
+    shape: tuple[int, ...],
+    steps: tuple[int, ...],
 ) -> tuple[Array, Array]:
     """Which elements lie inside, and their offsets; steps: bytes from one to the next, by axis."""
     inside = np.ones((1,) * len(box), bool)

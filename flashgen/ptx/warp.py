@@ -246,8 +246,8 @@ def whole_warp(warp: Warp, mask: LaneMask) -> None:
         )
 
 
-def _special_registers(block: Block, number: int) -> dict[str, Array]:
-    """Special registers (PTX ISA, chapter 10) of the warp's lanes."""
+def _special_registers(block: Block, number: int) -> dict[str, Any]:
+    """Special registers (PTX ISA, chapter 10): of all lanes, or an array of theirs."""
     threads = np.arange(number * 32, number * 32 + 32, dtype=np.uint32)
     values: dict[str, Any] = {
         "%laneid": LANES,
@@ -274,10 +274,7 @@ def _special_registers(block: Block, number: int) -> dict[str, Array]:
         values[f"%nclusterid.{name}"] = block.machine.grid[axis]
         values[f"%cluster_ctaid.{name}"] = 0
         values[f"%cluster_nctaid.{name}"] = 1
-    return {
-        name: np.broadcast_to(np.asarray(value), (32,)).astype(np.uint32)
-        for name, value in values.items()
-    }
+    return values
 
 
 CLOCKS = ("%clock", "%clock64", "%globaltimer", "%clock_hi", "%globaltimer_lo", "%globaltimer_hi")

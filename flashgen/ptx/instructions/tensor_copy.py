@@ -78,9 +78,7 @@ def _map_at(warp: Warp, place: int, lane: int) -> TensorMap:
         raise warp.fault("memcheck", said, lane) from None
 
 
-def _shared_places(
-    warp: Warp, tensor_map: TensorMap, begin: int, piece: int, lane: int
-) -> Array:
+def _shared_places(warp: Warp, tensor_map: TensorMap, begin: int, piece: int, lane: int) -> Array:
     """Offsets in shared memory of the pieces of a box."""
     size = warp.block.shared.size
     if begin % DESTINATION_ALIGNMENT:
