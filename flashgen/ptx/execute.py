@@ -16,8 +16,8 @@ import numpy as np
 from flashgen.errors import InvalidArgument, cut, one_line
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
-from flashgen.ptx.fusion import fusions
 from flashgen.ptx.findings import CHECKS, Fault, Report, Sanitizer
+from flashgen.ptx.fusion import fusions
 from flashgen.ptx.instructions import load_all
 from flashgen.ptx.machine import Decoded, LaunchInputs, Machine
 from flashgen.ptx.memory import constants, shared_layout
@@ -63,7 +63,7 @@ class Loaded(Decoded):
         )
         self.fusions = fusions(program, stretches, symbols, self.touched)
         alone = frozenset(range(len(program.instructions))).difference(
-            *(range(at, at + each.count) for at, each in enumerate(self.fusions) if each)
+            *(range(at, at + each.length) for at, each in enumerate(self.fusions) if each)
         )
         self.steps = [
             decode(program, item, symbols) if at in alone else self._decoded_later(at, symbols)

@@ -47,14 +47,14 @@ def _elements(registers: list[Array], element: Element) -> Array:
 
 
 def matrix_a(registers: list[Array], element: Element) -> Array:
-    """n times A of 16 rows: registers alternate between the upper and the lower 8 rows."""
+    """A of 16 rows, n times: registers alternate between the upper and the lower 8 rows."""
     held = _elements(registers, element)
     columns = held.reshape(len(registers) // 2, 2, *held.shape[1:])
     return columns.transpose(2, 1, 3, 0, 4).reshape(held.shape[1], 16, -1)
 
 
 def matrix_b(registers: list[Array], element: Element) -> Array:
-    """n times B of 8 columns, (k, 8): lanes hold columns."""
+    """B of 8 columns, (k, 8), n times: lanes hold columns."""
     held = _elements(registers, element)
     return held.transpose(1, 0, 3, 2).reshape(held.shape[1], -1, 8)
 

@@ -50,7 +50,7 @@ class Apart(Exception):
 class Wide:
     """A warp in whose place a group of instructions runs. registers: 32 lanes for each of them."""
 
-    def __init__(self, warp: Warp, registers: list[Array], positions: Array) -> None:
+    def __init__(self, warp: Warp, registers: list[Any], positions: Array) -> None:
         self.warp, self.registers, self._positions = warp, registers, positions
 
     def __getattr__(self, name: str) -> Any:
@@ -172,7 +172,8 @@ def _taken(indices: tuple[int, ...], made: dict[int, _Made]) -> Callable[[Warp],
         held = warp.made.get(key)
         if held is None:
             return np.concatenate(take(warp.registers))
-        return held[chosen].reshape(-1)
+        found: Array = held[chosen].reshape(-1)
+        return found
 
     return taken
 

@@ -263,4 +263,5 @@ def carried(item: PtxInstruction) -> int:
     if opcode == "mma":
         return 3
     chains = opcode in ("add", "max", "min") and item.predicate is None
-    return int(chains and all(isinstance(each, Register) for each in item.operands[:3]))
+    registers = all(isinstance(each, Register) for each in item.operands)
+    return int(chains and registers and len(item.operands) == 3)

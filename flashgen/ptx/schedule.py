@@ -120,8 +120,8 @@ def run_warp(warp: Warp, most: int) -> int:
         if fusion is not None:
             fits = active is ALL and (not unwritten or fusion.touched.isdisjoint(unwritten))
             if fits and fusion.run(warp):
-                done += fusion.count
-                warp.position = position + fusion.count
+                done += fusion.length
+                warp.position = position + fusion.length
                 if warp.wait is not None:
                     break
                 continue

@@ -1,8 +1,8 @@
 """Shadows of memory: who accessed each cell last, to find races and reads of what nobody wrote.
 
 A cell has 16 bytes as long as every access has all of them, which nearly all do. The others divide
-it into cells as large as the smallest access of the program. So no two accesses share a cell without
-sharing a byte.
+it into cells as large as the smallest access of the program. So no two accesses share a cell
+without sharing a byte.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ _UNIT = 16
 
 
 class _Cells:
-    """Which cells `size` bytes have: first those of 16 bytes, then those that they are divided into.
-    arrays: what is kept of each cell, as the last axis.
-    """
+    """The cells of `size` bytes: first those of 16 bytes, then those that they are divided into."""
 
     def __init__(self, size: int, cell: int) -> None:
         self._cell, self._per, self._units = cell, _UNIT // cell, -(-size // _UNIT)
@@ -42,7 +40,9 @@ class _Cells:
         self.count = self._units * (1 if cell == _UNIT else 1 + self._per)
 
     def of(self, offsets: Array, size: int, arrays: Callable[[], Iterable[Array]]) -> Array:
-        """The cells of `size` bytes at each offset, once each."""
+        """The cells of `size` bytes at each offset, once each. arrays: what is kept of each cell,
+        as the last axis.
+        """
         if size % _UNIT and self._cell < _UNIT:
             first = _each(offsets // self._cell, size // self._cell)
             new = first[~self._divided[first // self._per]]

@@ -35,8 +35,8 @@ class TensorMap:
     fill: int = 0
 
     def places(self, coordinates: tuple[int, ...]) -> tuple[int, Array, Array]:
-        """The box in pieces of 16 bytes, where it consists of them, or in elements: their size, which
-        of them lie inside of the tensor, and the offsets of all in bytes from its address.
+        """The box in pieces of 16 bytes, where it consists of them, or in elements: their size,
+        which of them lie inside of the tensor, and the offsets of all in bytes from its address.
         coordinates: outermost first.
         """
         per = PIECE // self.size

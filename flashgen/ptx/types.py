@@ -29,7 +29,7 @@ class FusedSteps(NamedTuple):
     them, for all 32 lanes of a warp. It returns False if they must run one by one.
     """
 
-    count: int
+    length: int
     touched: frozenset[int]
     run: Callable[[Any], bool]
 

@@ -52,7 +52,7 @@ class Fragment:
         if (given != given[0]).any():
             raise warp.fault("memcheck", "its lanes have different addresses of tensor memory")
         lane, column = address_parts(int(given[0]))
-        rows, columns = (each + first for each, first in zip(self.touched, (lane, column)))
+        rows, columns = self.touched[0] + lane, self.touched[1] + column
         first = warp.number % 4 * LANES_OF_WARP
         if rows[0] < first or rows[-1] >= first + LANES_OF_WARP:
             raise warp.fault(

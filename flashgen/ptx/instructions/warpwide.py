@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, reduce
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def shuffle(form: Form) -> DecodedStep:
     named = members(form, form.operands[4])
     write, write_valid = form.store(target), form.store(valid)
 
-    def sources(warp: Warp | None) -> tuple[Array, Array]:
+    def sources(warp: Any) -> tuple[Array, Array]:
         amount, limits = by(warp).astype(int) & 31, clamp(warp).astype(int)
         lanes, first = _lanes(len(amount))
         segment = (limits >> 8) & 31
