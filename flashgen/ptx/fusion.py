@@ -28,18 +28,11 @@ from flashgen.ptx.program import (
     Several,
     registers_in,
 )
-from flashgen.ptx.reorder import carried, written
+from flashgen.ptx.reorder import FREE, carried, written
 from flashgen.ptx.types import Array, FusedSteps
 from flashgen.ptx.warp import Warp
 
-_FUSED = frozenset(
-    (
-        "add", "sub", "mul", "mad", "fma", "min", "max", "neg", "abs", "div", "rem", "and", "or",
-        "xor", "not", "shl", "shr", "shf", "lop3", "bfe", "prmt", "setp", "set", "selp", "cvt",
-        "mov", "ex2", "lg2", "rcp", "sqrt", "rsqrt", "cvta", "shfl", "mma", "movmatrix",
-        "ld", "st", "ldmatrix", "stmatrix", "cp",
-    )
-)  # fmt: skip
+_FUSED = (FREE - {"elect"}) | {"ld", "st", "ldmatrix", "stmatrix", "cp"}
 """Instructions whose semantics are those of any number of lanes."""
 
 

@@ -26,7 +26,7 @@ from flashgen.ptx.program import (
     registers_in,
 )
 
-_FREE = frozenset(
+FREE = frozenset(
     (
         "add", "sub", "mul", "mad", "fma", "min", "max", "neg", "abs", "div", "rem", "and", "or",
         "xor", "not", "shl", "shr", "shf", "lop3", "bfe", "prmt", "setp", "set", "selp", "cvt",
@@ -85,7 +85,7 @@ def _stretches(program: Program) -> Iterator[list[PtxInstruction]]:
 
 def _stays(item: PtxInstruction) -> bool:
     opcode, *modifiers = item.opcode.split(".")
-    if opcode in _FREE:
+    if opcode in FREE:
         # A carry is no operand, and a clock moves.
         moves = "cc" in modifiers or any(
             "clock" in name or "timer" in name for name in _names(item)
