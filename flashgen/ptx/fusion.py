@@ -200,7 +200,8 @@ def _fits(item: PtxInstruction, program: Program) -> bool:
         return False
     special = any(isinstance(o, Name) and o.text.startswith("%") for o in item.operands)
     doubles = opcode == "mma" and "f64" in modifiers
-    return opcode in _FUSED and not (special or doubles or "_group" in item.opcode)
+    waits = not item.operands or "_group" in item.opcode
+    return opcode in _FUSED and not (special or doubles or waits)
 
 
 def _opened(items: Sequence[PtxInstruction]) -> int:

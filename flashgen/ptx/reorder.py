@@ -25,6 +25,7 @@ from flashgen.ptx.program import (
     Targets,
     registers_in,
 )
+from flashgen.ptx.warp import CLOCKS
 
 FREE = frozenset(
     (
@@ -85,17 +86,9 @@ def _stretches(program: Program) -> Iterator[list[PtxInstruction]]:
 
 def _stays(item: PtxInstruction) -> bool:
     opcode, *modifiers = item.opcode.split(".")
-    if opcode in FREE:
-        # A carry is no operand, and a clock moves.
-        moves = "cc" in modifiers or any(
-            "clock" in name or "timer" in name for name in _names(item)
-        )
-        return moves
+    if opcode in FREE:  # a carry is no operand, and a clock moves
+        return "cc" in modifiers or any(o in map(Name, CLOCKS) for o in item.operands)
     return not _is_ordered(item) or not _STRONG.isdisjoint(modifiers)
-
-
-def _names(item: PtxInstruction) -> list[str]:
-    return [operand.text for operand in item.operands if isinstance(operand, Name)]
 
 
 def _is_ordered(item: PtxInstruction) -> bool:
