@@ -87,7 +87,7 @@ def _stretches(program: Program) -> Iterator[list[PtxInstruction]]:
 def _stays(item: PtxInstruction) -> bool:
     opcode, *modifiers = item.opcode.split(".")
     if opcode in FREE:  # a carry is no operand, and a clock moves
-        return "cc" in modifiers or any(o in map(Name, CLOCKS) for o in item.operands)
+        return "cc" in modifiers or any(Name(each) in item.operands for each in CLOCKS)
     return not _is_ordered(item) or not _STRONG.isdisjoint(modifiers)
 
 
