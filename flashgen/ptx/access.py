@@ -33,6 +33,7 @@ def spread(values: Array, mask: LaneMask) -> Array:
 
 
 def _bad_lane(warp: Warp, mask: LaneMask, error: BadAddress, doing: str) -> Exception:
+    warp.divide()
     lane = None if error.lane is None else int(lanes_of(mask)[error.lane])
     return warp.fault("memcheck", f"it {doing} {error.message}", lane)
 

@@ -92,7 +92,7 @@ class Warp:
         return self
 
     def divide(self) -> None:
-        """Several tensors are accessed at once, which alike instructions do one by one: Wide."""
+        """Something that instructions which run as one must do one by one: see Wide."""
 
     def publish(self) -> Array:
         """What is ordered before an arrival of this warp; its later accesses are not."""

@@ -113,3 +113,14 @@ def test_a_group_gives_what_its_instructions_give(
     assert together.tobytes() == apart.tobytes()
     assert (report.steps, list(report.lines())) == (expected.steps, list(expected.lines()))
     assert not report.findings
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_the_second_of_two_loads_is_out_of_bounds(space: str) -> None:
+    address = {"global": "ld.param.u64 %d2, [p0];", "shared": "mov.u32 %r2, smem;"}[space]
+    base = {"global": "%d2", "shared": "%r2"}[space]
+    body = f"ld.{space}.b32 %r3, [{base}]; ld.{space}.b32 %r4, [{base}+4096];"
+    _, report = run(kernel(address + body, 1), [np.zeros(32, np.uint32)])
+    (finding,) = [each for each in report.findings if each.check == "memcheck"]
+    assert finding.lane == 0
+    assert f"[{base}+4096]" in finding.instruction.text
