@@ -33,6 +33,7 @@ def spread(values: Array, mask: LaneMask) -> Array:
 
 
 def _bad_lane(warp: Warp, mask: LaneMask, error: BadAddress, doing: str) -> Exception:
+    warp.divide()
     lane = None if error.lane is None else int(lanes_of(mask)[error.lane])
     return warp.fault("memcheck", f"it {doing} {error.message}", lane)
 
@@ -96,17 +97,20 @@ def note_shared_read(
     missing = shadow.unwritten(cells)
     if missing is not None:
         warp.report(
-            "initcheck", f"it reads byte {missing} of shared memory, which nobody has written"
+            "initcheck",
+            f"it reads byte {shadow.byte(missing)} of shared memory, which nobody has written",
         )
     if engine is None:
         agent, count, seen = warp.number, warp.clock, warp.view[GENERIC]
     else:
         agent = block.agents.engine(engine, warp.number)
         seen = block.agents.order(warp.view, ASYNC) if order is None else order
-    conflict = shadow.note_read(cells, seen, agent, count, warp.position)
+    conflict = shadow.note_read(cells, seen, agent, count, warp.places(len(cells)))
     if conflict is not None:
         by = "" if engine is None else f" through {engine.value}"
-        report_conflict(warp, conflict, f"reads byte {conflict.at} of shared memory{by}")
+        report_conflict(
+            warp, conflict, f"reads byte {shadow.byte(conflict.at)} of shared memory{by}"
+        )
 
 
 def note_shared_write(
@@ -122,21 +126,17 @@ def note_shared_write(
     """Check and record a write, by the warp or by another agent. changes: whether it writes another
     value than there is; if not, it does not race with the other write.
     """
-    block = warp.block
-    if block.shadow is None:
+    block, shadow = warp.block, warp.block.shadow
+    if shadow is None:
         return
     if agent is None:
         agent, count = warp.number, warp.clock
-    conflict = block.shadow.note_write(
-        block.shadow.cells(offsets, size),
-        block.agents.order(warp.view, proxy),
-        warp.view[GENERIC],
-        agent,
-        count,
-        warp.position,
-    )
+    cells = shadow.cells(offsets, size)
+    order = block.agents.order(warp.view, proxy)
+    conflict = shadow.check_write(cells, order, warp.view[GENERIC])
     if conflict is not None and not (conflict.wrote and not changes()):
-        report_conflict(warp, conflict, f"writes byte {conflict.at} of shared memory")
+        report_conflict(warp, conflict, f"writes byte {shadow.byte(conflict.at)} of shared memory")
+    shadow.note_write(cells, agent, count, warp.places(len(cells)))
 
 
 def report_conflict(warp: Warp, conflict: Conflict, doing: str) -> None:
@@ -178,6 +178,7 @@ def find_global(
             error.message += "; the address was loaded from memory: pass its tensor in memory=[...]"
         raise _bad_lane(warp, mask, error, doing) from None
     except LookupError:
+        warp.divide()
         return None
 
 
@@ -205,7 +206,7 @@ def read_global(
         synchronize(warp, addresses, order)
     places = (at // unit)[:, None] + LANES[:count]
     found: Array = buffer.words.of(unit)[places]
-    poll.note(warp, buffer, places, found)
+    poll.note(warp.whole(), buffer, places, found)
     return found
 
 
@@ -255,14 +256,20 @@ def note_global(
         return
     cells, block, order = shadow.cells(offsets, size), warp.block.number, warp.view[GENERIC]
     known = releases.known(warp) if warp.block.acquired else {}
-    note = shadow.note_write if writes else shadow.note_read
-    found = note(cells, block, order, known, warp.number, warp.clock)
-    if found is None or (writes and found[2] and not changes()):
-        return
-    cell, earlier, wrote = found
-    who = "another warp" if earlier == block else f"block {earlier}" if earlier >= 0 else "others"
-    warp.report(
-        "racecheck",
-        f"it {'writes' if writes else 'reads'} byte {cell * shadow.cell - buffer.begin} of "
-        f"{buffer.name}, which {who} {'wrote' if wrote else 'read'}, and nothing orders the two",
-    )
+    check = shadow.check_write if writes else shadow.check_read
+    found = check(cells, block, order, known)
+    if found is not None and not (writes and found[2] and not changes()):
+        cell, earlier, wrote = found
+        who = (
+            "another warp" if earlier == block else f"block {earlier}" if earlier >= 0 else "others"
+        )
+        warp.report(
+            "racecheck",
+            f"it {'writes' if writes else 'reads'} byte {shadow.byte(cell) - buffer.begin} of "
+            f"{buffer.name}, which {who} {'wrote' if wrote else 'read'}, "
+            "and nothing orders the two",
+        )
+    if writes:
+        shadow.note_write(cells, block, warp.number, warp.clock)
+    else:
+        shadow.note_read(cells, block, order, known, warp.number, warp.clock)

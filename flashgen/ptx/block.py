@@ -30,6 +30,7 @@ class Mbarrier:
     pending: int = 0
     bytes: int = 0
     valid: bool = True
+    cells: Array | None = None  # of the shadow
 
     def __post_init__(self) -> None:
         self.pending = self.expected

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from flashgen.ptx.program import (
     Program,
     PtxInstruction,
     Register,
+    Several,
     Targets,
 )
 from flashgen.ptx.types import FORMATS, RAW, TYPE_BYTES, Array, DecodedStep, Format, LaneMask, same
@@ -55,10 +56,17 @@ def instruction(*opcodes: str) -> Callable[[Semantics], Semantics]:
     return register
 
 
-def decode(program: Program, item: PtxInstruction, symbols: dict[str, int]) -> DecodedStep:
-    """The step of an instruction. symbols: addresses of variables. Raises InvalidPtx."""
+def decode(
+    program: Program,
+    item: PtxInstruction,
+    symbols: dict[str, int],
+    of: Sequence[PtxInstruction] = (),
+) -> DecodedStep:
+    """The step of an instruction, or of several that `item` stands for: see fusion.py. symbols:
+    addresses of variables. Raises InvalidPtx.
+    """
     try:
-        return _decoded(Form(program, item, symbols))
+        return _decoded(Form(program, item, symbols, of))
     except InvalidPtx:
         raise
     except FOREIGN as error:
@@ -81,10 +89,19 @@ def _decoded(form: Form) -> DecodedStep:
 
 
 class Form:
-    """An instruction while it is decoded. modifiers: those that nobody has taken yet."""
+    """An instruction while it is decoded. modifiers: those that nobody has taken yet. of: the
+    instructions that it stands for; then registers have 32 lanes of each.
+    """
 
-    def __init__(self, program: Program, item: PtxInstruction, symbols: dict[str, int]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        item: PtxInstruction,
+        symbols: dict[str, int],
+        of: Sequence[PtxInstruction] = (),
+    ) -> None:
         self.program, self.item, self.symbols = program, item, symbols
+        self.lanes, self._first = 32 * max(len(of), 1), of[0] if of else item
         self.opcode, *self.modifiers = item.opcode.split(".")
         self.operands = item.operands
 
@@ -162,6 +179,12 @@ class Form:
             self.wrong(f"operand {at} must consist of registers")
         return found
 
+    def used(self) -> list[int]:
+        """Which items of the destination something reads."""
+        first = self._first.operands[0]
+        items = first.items if isinstance(first, Group) else (first,)
+        return [n for n, item in enumerate(items) if item in self.program.used]
+
     def pair(self, at: int) -> tuple[Operand, Operand | None]:
         """Two destinations a|b, or one."""
         operand = self.operands[at]
@@ -210,8 +233,8 @@ class Form:
                 return load(held)
 
             return read if viewed is None else view
-        if isinstance(operand, Number):
-            constant = load(np.full(32, _immediate(operand.text, kind.size, kind), RAW[kind.size]))
+        if isinstance(operand, Number | Several):
+            constant = load(self._constant(operand, kind.size, kind))
             return lambda warp: constant
         return lambda warp: load(bits(warp))
 
@@ -228,19 +251,24 @@ class Form:
                 return held if held_bytes == size else held.astype(raw)
 
             return read
-        if isinstance(operand, Number):
-            constant = np.full(32, _immediate(operand.text, size, kind), raw)
+        if isinstance(operand, Number | Several):
+            constant = self._constant(operand, size, kind)
         elif isinstance(operand, Name) and operand.text.startswith("%"):
             special = operand.text
             if special in CLOCKS:
                 shift = 32 if special.endswith("_hi") else 0
                 return lambda warp: np.full(32, warp.block.machine.clock() >> shift).astype(raw)
-            return lambda warp: warp.special[special].astype(raw)
+            return lambda warp: np.full(32, warp.special[special], np.uint32).astype(raw)
         elif isinstance(operand, Name):
-            constant = np.full(32, self._symbol(operand.text), np.uint64).astype(raw)
+            constant = np.full(self.lanes, self._symbol(operand.text), np.uint64).astype(raw)
         else:
             self.wrong("an operand that has no value")
         return lambda warp: constant
+
+    def _constant(self, operand: Number | Several, size: int, kind: Format | None) -> Array:
+        texts = operand.texts if isinstance(operand, Several) else (operand.text,)
+        found = np.array([_immediate(text, size, kind) for text in texts], RAW[size])
+        return np.repeat(found, self.lanes // len(found))
 
     def predicate(self, operand: Operand) -> OperandReader:
         """A predicate operand as booleans."""
@@ -248,7 +276,7 @@ class Form:
             inner = self.predicate(operand.register)
             return lambda warp: ~inner(warp)
         if isinstance(operand, Number):
-            constant = np.full(32, int(operand.text, 0) != 0)
+            constant = np.full(self.lanes, int(operand.text, 0) != 0)
             return lambda warp: constant
         if not isinstance(operand, Register):
             self.wrong("a predicate must be a register")
@@ -269,7 +297,11 @@ class Form:
         base = self.bits(operand.base, size)
         if not operand.offset:
             return base
-        offset = RAW[size](operand.offset % (1 << 8 * size))
+        offset: Any = (
+            RAW[size](operand.offset % (1 << 8 * size))
+            if isinstance(operand.offset, int)
+            else self._constant(operand.offset, size, None)
+        )
         return lambda warp: base(warp) + offset
 
     def parameter(self, at: int) -> int | None:
@@ -277,6 +309,8 @@ class Form:
         operand = self.operands[at]
         if not isinstance(operand, Address) or not isinstance(operand.base, Name):
             return None
+        if not isinstance(operand.offset, int):
+            self.wrong("parameters at several addresses")
         return self._symbol(operand.base.text) + operand.offset
 
     def on_stack(self, at: int) -> bool:

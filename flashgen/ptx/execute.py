@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from flashgen.errors import InvalidArgument, cut, one_line
 from flashgen.ptx.clocks import Engine
 from flashgen.ptx.decode import decode
 from flashgen.ptx.findings import CHECKS, Fault, Report, Sanitizer
+from flashgen.ptx.fusion import fusions
 from flashgen.ptx.instructions import load_all
 from flashgen.ptx.machine import Decoded, LaunchInputs, Machine
 from flashgen.ptx.memory import constants, shared_layout
@@ -29,8 +31,9 @@ from flashgen.ptx.program import (
     PtxInstruction,
     registers_in,
 )
+from flashgen.ptx.reorder import rescheduled
 from flashgen.ptx.schedule import MOST_STEPS, run_blocks
-from flashgen.ptx.types import TYPE_BYTES
+from flashgen.ptx.types import TYPE_BYTES, DecodedStep, LaneMask
 
 
 class Loaded(Decoded):
@@ -38,19 +41,18 @@ class Loaded(Decoded):
 
     def __init__(self, program: Program) -> None:
         load_all()
-        self.program = program
+        self.program, stretches = rescheduled(program)
         try:
-            self._load(program)
+            self._load(self.program, stretches)
         except InvalidPtx:
             raise
         except FOREIGN as error:
             raise InvalidPtx(f"{cut(program.name)} cannot be decoded: {one_line(error)}") from error
 
-    def _load(self, program: Program) -> None:
+    def _load(self, program: Program, stretches: Sequence[Sequence[range]]) -> None:
         self.constant_addresses, self.constants = constants(program)
         shared, _ = shared_layout(program, 0)
         symbols = {**self.constant_addresses, **shared}
-        self.steps = tuple(decode(program, item, symbols) for item in program.instructions)
         self.guards = tuple(
             None if item.predicate is None else (item.predicate.index, item.negated)
             for item in program.instructions
@@ -59,10 +61,28 @@ class Loaded(Decoded):
             frozenset(register.index for register in registers_in(item.operands))
             for item in program.instructions
         )
+        self.fusions = fusions(program, stretches, symbols, self.touched)
+        alone = frozenset(range(len(program.instructions))).difference(
+            *(range(at, at + each.length) for at, each in enumerate(self.fusions) if each)
+        )
+        self.steps = [
+            decode(program, item, symbols) if at in alone else self._decoded_later(at, symbols)
+            for at, item in enumerate(program.instructions)
+        ]
         self.engines = _engines(program)
         self.releases = _releases(program)
         self.shared_cell = _cell(program, "shared")
         self.global_cell = _cell(program, "global")
+
+    def _decoded_later(self, position: int, symbols: dict[str, int]) -> DecodedStep:
+        """The step of an instruction that runs with others, as a rule."""
+
+        def step(warp: Any, mask: LaneMask) -> int | None:
+            found = decode(self.program, self.program.instructions[position], symbols)
+            self.steps[position] = found
+            return found(warp, mask)
+
+        return step
 
 
 MOST_BLOCKS = 1 << 24

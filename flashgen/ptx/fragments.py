@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
@@ -42,21 +41,22 @@ ELEMENTS: dict[str, Element] = {
 
 
 def _elements(registers: list[Array], element: Element) -> Array:
-    """For each 32-bit register of the lanes, 8 rows of consecutive elements."""
+    """For each 32-bit register of n times 32 lanes, n times 8 rows of consecutive elements."""
     raw = np.array(registers).view(RAW[element.size])
-    return element.load(raw).reshape(len(registers), 8, -1)
+    return element.load(raw).reshape(len(registers), -1, 8, 4 // element.size * 4)
 
 
 def matrix_a(registers: list[Array], element: Element) -> Array:
-    """A of 16 rows: registers alternate between the upper and the lower 8 rows."""
+    """A of 16 rows, n times: registers alternate between the upper and the lower 8 rows."""
     held = _elements(registers, element)
-    columns = held.reshape(len(registers) // 2, 2, 8, -1)
-    return columns.transpose(1, 2, 0, 3).reshape(16, -1)
+    columns = held.reshape(len(registers) // 2, 2, *held.shape[1:])
+    return columns.transpose(2, 1, 3, 0, 4).reshape(held.shape[1], 16, -1)
 
 
 def matrix_b(registers: list[Array], element: Element) -> Array:
-    """B of 8 columns, (k, 8): lanes hold columns."""
-    return _elements(registers, element).transpose(0, 2, 1).reshape(-1, 8)
+    """B of 8 columns, (k, 8), n times: lanes hold columns."""
+    held = _elements(registers, element)
+    return held.transpose(1, 0, 3, 2).reshape(held.shape[1], -1, 8)
 
 
 def accumulator(registers: list[Array], dtype: np.dtype[np.generic]) -> Array:
@@ -109,7 +109,6 @@ class BadDescriptor(Exception):
     """A descriptor with a layout that has no semantics here."""
 
 
-@lru_cache(maxsize=4096)
 def descriptor_places(
     descriptor: Descriptor, rows: int, columns: int, size: int, *, k_major: bool
 ) -> Array:
@@ -135,17 +134,4 @@ def descriptor_places(
         per = 16 // size
         offsets = row // per * descriptor.stride + k // 8 * descriptor.leading
         offsets = offsets + k % 8 * 16 + row % per * size
-    places = swizzled(descriptor.start + offsets, width)
-    places.setflags(write=False)
-    return places
-
-
-@lru_cache(maxsize=4096)
-def descriptor_units(
-    descriptor: Descriptor, rows: int, columns: int, size: int, *, k_major: bool
-) -> Array:
-    """The shared address of each 16 bytes of an operand, once."""
-    places = descriptor_places(descriptor, rows, columns, size, k_major=k_major)
-    units = np.unique(places >> 4) << 4
-    units.setflags(write=False)
-    return units
+    return swizzled(descriptor.start + offsets, width)

@@ -12,7 +12,7 @@ from flashgen.ptx.memory import Buffer, GlobalMemory, shared_layout
 from flashgen.ptx.program import Program
 from flashgen.ptx.shadow import MOST_READERS, GlobalShadow
 from flashgen.ptx.tensor_map import TensorMap
-from flashgen.ptx.types import DecodedStep
+from flashgen.ptx.types import DecodedStep, FusedSteps
 
 Grid = tuple[int, int, int]
 
@@ -32,14 +32,15 @@ class LaunchInputs:
 
 class Decoded:
     """A program whose instructions are decoded: an execute.Loaded. touched: the registers of each;
-    releases: whether it orders its blocks.
+    fusions: the groups that run as one; releases: whether it orders its blocks.
     """
 
     program: Program
     constants: Sequence[Buffer]
-    steps: tuple[DecodedStep, ...]
+    steps: list[DecodedStep]
     guards: tuple[tuple[int, bool] | None, ...]
     touched: tuple[frozenset[int], ...]
+    fusions: Sequence[FusedSteps | None]
     engines: frozenset[Engine]
     releases: bool
     shared_cell: int

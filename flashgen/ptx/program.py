@@ -45,6 +45,13 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Several:
+    """The immediates of instructions that run as one, each as the text of a Number."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Name:
     """A variable, a parameter, a special register such as %tid.x, or "_"."""
 
@@ -63,7 +70,7 @@ class Address:
     """[base + offset], offset in bytes."""
 
     base: Operand
-    offset: int
+    offset: int | Several
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Pair:
     second: Operand
 
 
-Operand = Register | Negated | Number | Name | Targets | Address | Group | Box | Pair
+Operand = Register | Negated | Number | Several | Name | Targets | Address | Group | Box | Pair
 
 
 @dataclass(frozen=True)

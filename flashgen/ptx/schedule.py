@@ -106,7 +106,7 @@ def run_warp(warp: Warp, most: int) -> int:
     """Run a warp until it waits, ends, or has executed `most` instructions; how many it did."""
     machine = warp.block.machine
     steps, guards, registers = machine.steps, machine.guards, warp.registers
-    touched, unwritten = machine.loaded.touched, warp.undefined
+    touched, fusions, unwritten = machine.loaded.touched, machine.loaded.fusions, warp.undefined
     done = 0
     while done < most and not warp.done:
         if warp.others:
@@ -116,6 +116,16 @@ def run_warp(warp: Warp, most: int) -> int:
             warp.position = len(steps) - 1
             raise warp.fault("memcheck", "it runs past the last instruction")
         guard, active = guards[position], warp.active
+        fusion = fusions[position]
+        if fusion is not None:
+            fits = active is ALL and (not unwritten or fusion.touched.isdisjoint(unwritten))
+            if fits and fusion.run(warp):
+                done += fusion.length
+                warp.position = position + fusion.length
+                if warp.wait is not None:
+                    break
+                continue
+            warp.made.clear()
         mask: LaneMask = None if active is ALL else active
         done += 1
         if guard is not None:

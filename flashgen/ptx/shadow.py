@@ -1,12 +1,13 @@
 """Shadows of memory: who accessed each cell last, to find races and reads of what nobody wrote.
 
-A cell is as large as the smallest access of the program, so that no two accesses share a cell
+A cell has 16 bytes as long as every access has all of them, which nearly all do. The others divide
+it into cells as large as the smallest access of the program. So no two accesses share a cell
 without sharing a byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,7 @@ from flashgen.ptx.types import Array
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Two accesses to a cell that nothing orders. at: the cell's first byte. position: of the
-    earlier instruction.
-    """
+    """Two accesses to a cell, `at`, that nothing orders. position: of the earlier instruction."""
 
     at: int
     earlier: str
@@ -28,28 +27,57 @@ class Conflict:
 
 
 _STEPS = np.arange(4096)
+_UNIT = 16
 
 
-class _Shadow:
-    """Cells of so many bytes."""
+class _Cells:
+    """The cells of `size` bytes: first those of 16 bytes, then those that they are divided into."""
 
-    cell: int
+    def __init__(self, size: int, cell: int) -> None:
+        self._cell, self._per, self._units = cell, _UNIT // cell, -(-size // _UNIT)
+        self._divided = np.zeros(self._units, bool)
+        self._whole = True
+        self.count = self._units * (1 if cell == _UNIT else 1 + self._per)
 
-    def cells(self, offsets: Array, size: int) -> Array:
-        """The cells of `size` bytes at each offset, once each."""
-        first = offsets // self.cell
-        per = max(size // self.cell, 1)
-        if per > 1:
-            first = (first[:, None] + _STEPS[:per]).reshape(-1)
-        return first
+    def of(self, offsets: Array, size: int, arrays: Callable[[], Iterable[Array]]) -> Array:
+        """The cells of `size` bytes at each offset, once each. arrays: what is kept of each cell,
+        as the last axis.
+        """
+        if size % _UNIT and self._cell < _UNIT:
+            first = _each(offsets // self._cell, size // self._cell)
+            new = first[~self._divided[first // self._per]]
+            if len(new):
+                self._divide(np.unique(new // self._per), arrays())
+            return first + self._units
+        first = _each(offsets // _UNIT, size // _UNIT)
+        if self._whole or not np.count_nonzero(divided := self._divided[first]):
+            return first
+        return np.concatenate([first[~divided], self._parts(first[divided]).reshape(-1)])
+
+    def _parts(self, units: Array) -> Array:
+        return self._units + units[:, None] * self._per + _STEPS[: self._per]
+
+    def _divide(self, units: Array, arrays: Iterable[Array]) -> None:
+        self._whole = False
+        self._divided[units] = True
+        parts = self._parts(units)
+        for array in arrays:
+            array[..., parts] = array[..., units, None]
+
+    def byte(self, cell: int) -> int:
+        """The first byte of a cell."""
+        return cell * _UNIT if cell < self._units else (cell - self._units) * self._cell
 
 
-class SharedShadow(_Shadow):
-    """The last write and the last read by each agent, for each cell of shared memory."""
+def _each(first: Array, count: int) -> Array:
+    return (first[:, None] + _STEPS[:count]).reshape(-1) if count > 1 else first
 
-    def __init__(self, agents: Agents, size: int, cell: int) -> None:
-        cells = -(-size // cell)
-        self.agents, self.cell = agents, cell
+
+class AgentShadow:
+    """The last write and the last read by each agent, for each cell of a block's memory."""
+
+    def __init__(self, agents: Agents, cells: int) -> None:
+        self.agents = agents
         self.writer = np.full(cells, agents.nobody, np.int32)
         self.written = np.zeros(cells, np.int64)
         self.write_position = np.zeros(cells, np.int32)
@@ -58,12 +86,12 @@ class SharedShadow(_Shadow):
         self.latest_read = np.zeros(agents.readers, np.int32)  # of each agent, of any cell
 
     def unwritten(self, cells: Array) -> int | None:
-        """The first byte of a cell that nobody wrote, or None."""
+        """A cell that nobody wrote, or None."""
         missing = self.writer[cells] == self.agents.nobody
-        return int(cells[np.argmax(missing)]) * self.cell if np.count_nonzero(missing) else None
+        return int(cells[np.argmax(missing)]) if np.count_nonzero(missing) else None
 
     def note_read(
-        self, cells: Array, order: Array, agent: int, count: int, position: int
+        self, cells: Array, order: Array, agent: int, count: int, position: int | Array
     ) -> Conflict | None:
         """Record a read of cells by an agent; the conflict with a write, if there is one."""
         late = self.written[cells] > order[self.writer[cells]]
@@ -72,29 +100,25 @@ class SharedShadow(_Shadow):
         self.read_position[cells] = position
         return self._with_write(cells, late) if np.count_nonzero(late) else None
 
-    def note_write(
-        self, cells: Array, order: Array, read: Array, agent: int, count: int, position: int
-    ) -> Conflict | None:
-        """Record a write; the conflict with an earlier access, if there is one. order: of earlier
-        writes; read: of earlier reads, which need no fence between the proxies.
-        """
-        conflict = self.check_write(cells, order, read)
+    def note_write(self, cells: Array, agent: int, count: int, position: int | Array) -> None:
+        """Record a write."""
         self.writer[cells] = agent
         self.written[cells] = count
         self.write_position[cells] = position
-        return conflict
 
     def check_write(self, cells: Array, order: Array, read: Array) -> Conflict | None:
-        """The conflict that a write has, if there is one."""
+        """The conflict of a write with an earlier access, if there is one. order: of earlier
+        writes; read: of earlier reads, which need no fence between the proxies.
+        """
         late = self.written[cells] > order[self.writer[cells]]
         if np.count_nonzero(late):
             return self._with_write(cells, late)
-        for agent in np.flatnonzero(self.latest_read > read[: self.agents.readers]):
+        for agent in (self.latest_read > read[: self.agents.readers]).nonzero()[0]:
             unread = self.read[agent, cells] > read[agent]
             if np.count_nonzero(unread):
                 cell = int(cells[np.argmax(unread)])
                 return Conflict(
-                    at=cell * self.cell,
+                    at=cell,
                     earlier=self.agents.describe(int(agent)),
                     wrote=False,
                     position=int(self.read_position[cell]),
@@ -109,11 +133,28 @@ class SharedShadow(_Shadow):
     def _with_write(self, cells: Array, late: Array) -> Conflict:
         cell = int(cells[np.argmax(late)])
         return Conflict(
-            at=cell * self.cell,
+            at=cell,
             earlier=self.agents.describe(int(self.writer[cell])),
             wrote=True,
             position=int(self.write_position[cell]),
         )
+
+
+class SharedShadow(AgentShadow):
+    """That of `size` bytes of shared memory. cell: of the smallest access."""
+
+    def __init__(self, agents: Agents, size: int, cell: int) -> None:
+        self._cells = _Cells(size, cell)
+        super().__init__(agents, self._cells.count)
+        self.byte = self._cells.byte
+
+    def cells(self, offsets: Array, size: int) -> Array:
+        """The cells of `size` bytes at each offset, once each."""
+        return self._cells.of(offsets, size, self._kept)
+
+    def _kept(self) -> Iterable[Array]:
+        yield from (self.writer, self.written, self.write_position, self.read_position)
+        yield from (self.read[agent] for agent in np.flatnonzero(self.latest_read))
 
 
 NOBODY, MANY = -1, -2
@@ -150,29 +191,50 @@ class _Accesses:
         return found
 
 
-class GlobalShadow(_Shadow):
+class GlobalShadow:
     """Who accessed each cell of a tensor: the last write, and the last read by each of so many
     blocks. Of the reads inside a block the last one is kept.
     """
 
     def __init__(self, size: int, cell: int, readers: int) -> None:
-        self.size, self.cell, self.most_readers = -(-size // cell) + 1, cell, readers
-        self.writes = _Accesses(self.size)
-        self.reads = [_Accesses(self.size)]
+        self._cells, self.most_readers = _Cells(size, cell), readers
+        self.writes = _Accesses(self._cells.count)
+        self.reads = [_Accesses(self._cells.count)]
+        self._written = False
+        self.byte = self._cells.byte
+
+    def cells(self, offsets: Array, size: int) -> Array:
+        """The cells of `size` bytes at each offset, once each."""
+        return self._cells.of(offsets, size, self._kept)
+
+    def _kept(self) -> Iterable[Array]:
+        for each in (self.writes, *self.reads):
+            yield from (each.block, each.agent, each.count)
+
+    def check_read(
+        self, cells: Array, block: int, order: Array, known: Acquired
+    ) -> tuple[int, int, bool] | None:
+        """The cell, the earlier block and whether it wrote, of the conflict that a read has."""
+        return self._conflict((self.writes,), cells, block, order, known) if self._written else None
+
+    def check_write(
+        self, cells: Array, block: int, order: Array, known: Acquired
+    ) -> tuple[int, int, bool] | None:
+        """The same of a write."""
+        return self._conflict((self.writes, *self.reads), cells, block, order, known)
+
+    def _conflict(
+        self, earlier: Iterable[_Accesses], cells: Array, block: int, order: Array, known: Acquired
+    ) -> tuple[int, int, bool] | None:
+        for accesses in earlier:
+            blocks = accesses.block[cells]
+            late = accesses.late(cells, blocks, block, order, known)
+            if np.count_nonzero(late):
+                which = int(np.argmax(late))
+                return int(cells[which]), int(blocks[which]), accesses is self.writes
+        return None
 
     def note_read(
-        self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
-    ) -> tuple[int, int, bool] | None:
-        """Record a read. The cell, the earlier block and whether it wrote, of a conflict."""
-        writers = self.writes.block[cells]
-        late = self.writes.late(cells, writers, block, order, known)
-        self._keep_read(cells, block, order, known, agent, count)
-        if not np.count_nonzero(late):
-            return None
-        which = int(np.argmax(late))
-        return int(cells[which]), int(writers[which]), True
-
-    def _keep_read(
         self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
     ) -> None:
         """Record a read in place of one that is ordered before it, or beside the others."""
@@ -187,22 +249,14 @@ class GlobalShadow(_Shadow):
             reads.note(cells[~taken], block, agent, count)
             cells = cells[taken]
         if len(self.reads) < self.most_readers:
-            self.reads.append(_Accesses(self.size))
+            self.reads.append(_Accesses(self._cells.count))
             self.reads[-1].note(cells, block, agent, count)
         else:
             self.reads[-1].block[cells] = MANY
 
-    def note_write(
-        self, cells: Array, block: int, order: Array, known: Acquired, agent: int, count: int
-    ) -> tuple[int, int, bool] | None:
-        """Record a write. The cell, the earlier block and whether it wrote, of a conflict."""
-        conflict = None
-        for accesses in (self.writes, *self.reads):
-            earlier = accesses.block[cells]
-            late = accesses.late(cells, earlier, block, order, known)
-            if conflict is None and np.count_nonzero(late):
-                which = int(np.argmax(late))
-                conflict = int(cells[which]), int(earlier[which]), accesses is self.writes
-            accesses.block[cells] = NOBODY
+    def note_write(self, cells: Array, block: int, agent: int, count: int) -> None:
+        """Record a write."""
+        self._written = True
+        for reads in self.reads:
+            reads.block[cells] = NOBODY
         self.writes.note(cells, block, agent, count)
-        return conflict

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from flashgen.ptx.access import note_shared_read
 from flashgen.ptx.clocks import Engine
@@ -12,11 +15,19 @@ from flashgen.ptx.fragments import (
     Descriptor,
     Element,
     descriptor_places,
-    descriptor_units,
 )
 from flashgen.ptx.memory import SHARED_BASE
 from flashgen.ptx.types import Array
 from flashgen.ptx.warp import Warp
+
+
+@lru_cache(maxsize=4096)
+def _layout(
+    read: Callable[[int], Descriptor], bits: int, rows: int, columns: int, size: int, k_major: bool
+) -> tuple[Array, Array]:
+    """Where in shared memory the elements are, in elements, and each 16 bytes of them, once."""
+    places = descriptor_places(read(bits), rows, columns, size, k_major=k_major) - SHARED_BASE
+    return places // size, np.unique(places >> 4) << 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +51,9 @@ class SharedMatrix:
         """
         sizes = self.rows, self.columns, self.element.size
         try:
-            descriptor = self.read(self.bits)
-            places = descriptor_places(descriptor, *sizes, k_major=self.k_major) - SHARED_BASE
+            at, units = _layout(self.read, self.bits, *sizes, self.k_major)
         except BadDescriptor as error:
             raise warp.fault("memcheck", f"a matrix descriptor: {error}") from None
-        units = descriptor_units(descriptor, *sizes, k_major=self.k_major) - SHARED_BASE
         first, last = int(units[0]), int(units[-1]) + 15
         if first < 0 or last >= warp.block.shared.size:
             raise warp.fault(
@@ -53,5 +62,5 @@ class SharedMatrix:
                 f"which the block has {warp.block.shared.size}",
             )
         note_shared_read(warp, units, 16, engine=engine, count=count, order=order)
-        words, at = warp.block.shared.words.of(self.element.size), places // self.element.size
+        words = warp.block.shared.words.of(self.element.size)
         return lambda: self.element.load(words[at])

@@ -59,7 +59,9 @@ def note_write(warp: Warp, region: Region, engine: Engine, count: int, order: Ar
     if shadow is None:
         return
     agent = warp.block.agents.engine(engine, warp.number)
-    conflict = shadow.note_write(region.cells(), order, order, agent, count, warp.position)
+    cells = region.cells()
+    conflict = shadow.check_write(cells, order, order)
+    shadow.note_write(cells, agent, count, warp.position)
     if conflict is not None:
         report_conflict(warp, conflict, f"writes {describe(conflict.at)}")
 

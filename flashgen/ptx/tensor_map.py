@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from flashgen.ptx.types import Array
+from flashgen.ptx.types import RAW, Array
+
+PIECE = 16
+"""Bytes that a swizzle keeps together."""
 
 SWIZZLE_BITS = {0: 0, 32: 1, 64: 2, 128: 3}
 """Bits of the address that a swizzle of so many bytes changes."""
@@ -28,28 +34,60 @@ class TensorMap:
     swizzle: int = 0
     fill: int = 0
 
-    def places(self, coordinates: tuple[int, ...]) -> tuple[Array, Array]:
-        """For each row of the box, which elements of it lie inside of the tensor, and the offsets
-        of all elements in bytes from its address. coordinates: outermost first.
+    def places(self, coordinates: tuple[int, ...]) -> tuple[int, Array, Array]:
+        """The box in pieces of 16 bytes, where it consists of them, or in elements: their size,
+        which of them lie inside of the tensor, and the offsets of all in bytes from its address.
+        coordinates: outermost first.
         """
-        inside = np.ones((1,) * len(self.box), bool)
-        offsets = np.zeros((1,) * len(self.box), np.int64)
-        for axis, (begin, length) in enumerate(zip(coordinates, self.box, strict=True)):
-            index = (begin + np.arange(length)).reshape(
-                [-1 if axis == other else 1 for other in range(len(self.box))]
-            )
-            inside = inside & (index >= 0) & (index < self.shape[axis])
-            offsets = offsets + index * self.strides[axis] * self.size
-        return inside.reshape(-1), offsets.reshape(-1)
+        per = PIECE // self.size
+        whole = not any(each % per for each in (coordinates[-1], self.shape[-1], self.box[-1]))
+        if not whole or any(each % per for each in self.strides[:-1]) or self.address % PIECE:
+            per = 1
+        inside, offsets = _places(
+            (*coordinates[:-1], coordinates[-1] // per),
+            (*self.box[:-1], self.box[-1] // per),
+            (*self.shape[:-1], self.shape[-1] // per),
+            tuple(each * self.size for each in (*self.strides[:-1], per)),
+        )
+        return per * self.size, inside, offsets
 
     @property
     def bytes(self) -> int:
         """Bytes of a box."""
-        return int(np.prod(self.box)) * self.size
+        return math.prod(self.box) * self.size
 
-    def shared_places(self, begin: int) -> Array:
-        """The address of each element of a box that is copied to shared address `begin`."""
-        return swizzled(begin + np.arange(int(np.prod(self.box))) * self.size, self.swizzle)
+    def shared_places(self, begin: int, piece: int) -> Array:
+        """The address of each piece of a box that is copied to shared address `begin`."""
+        return _shared_places(begin, self.bytes // piece, piece, self.swizzle)
+
+    def filled(self, piece: int) -> Any:
+        """What a piece outside of the tensor is filled with."""
+        content = self.fill.to_bytes(self.size, "little") * (piece // self.size)
+        return np.frombuffer(content, RAW[piece])[0]
+
+
+@lru_cache(maxsize=256)
+def _places(
+    coordinates: tuple[int, ...],
+    box: tuple[int, ...],
+    shape: tuple[int, ...],
+    steps: tuple[int, ...],
+) -> tuple[Array, Array]:
+    """Which elements lie inside, and their offsets; steps: bytes from one to the next, by axis."""
+    inside = np.ones((1,) * len(box), bool)
+    offsets = np.zeros((1,) * len(box), np.int64)
+    for axis, (begin, length) in enumerate(zip(coordinates, box, strict=True)):
+        index = (begin + np.arange(length)).reshape(
+            [-1 if axis == other else 1 for other in range(len(box))]
+        )
+        inside = inside & (index >= 0) & (index < shape[axis])
+        offsets = offsets + index * steps[axis]
+    return inside.reshape(-1), offsets.reshape(-1)
+
+
+@lru_cache(maxsize=256)
+def _shared_places(begin: int, count: int, piece: int, swizzle: int) -> Array:
+    return swizzled(begin + np.arange(count) * piece, swizzle)
 
 
 ENCODED = np.dtype(

@@ -9,12 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from flashgen.ptx.clocks import Agents
 from flashgen.ptx.memory import BadAddress
-from flashgen.ptx.shadow import SharedShadow
+from flashgen.ptx.shadow import AgentShadow
 from flashgen.ptx.types import Array
 
 LANES, COLUMNS = 128, 512
@@ -40,6 +41,15 @@ class Region:
         """The cells of the shadow, once each."""
         return _cells(self.lanes.tobytes(), self.columns.tobytes())
 
+    @property
+    def index(self) -> tuple[Any, slice]:
+        """It in an array of tensor memory: its columns follow each other."""
+        first, last = int(self.columns[0]), int(self.columns[-1])
+        lanes: Any = self.lanes
+        if len(lanes) == lanes[-1] - lanes[0] + 1:
+            lanes = slice(int(lanes[0]), int(lanes[-1]) + 1)
+        return lanes, slice(first, last + 1)
+
 
 @lru_cache(maxsize=1024)
 def _cells(lanes: bytes, columns: bytes) -> Array:
@@ -58,7 +68,7 @@ class TensorMemory:
         self.permitted = True
         self.work: deque[Callable[[], None]] = deque()
         self.issued: dict[int, int] = {}  # products and copies so far, by warp
-        self.shadow = SharedShadow(agents, LANES // _GROUP * COLUMNS, 1) if shadowed else None
+        self.shadow = AgentShadow(agents, LANES // _GROUP * COLUMNS) if shadowed else None
 
     def place_for(self, columns: int, rng: random.Random) -> int | None:
         """The first of `columns` free columns: any that fits, since other blocks may hold the

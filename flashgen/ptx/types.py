@@ -24,6 +24,16 @@ None for the one below.
 """
 
 
+class FusedSteps(NamedTuple):
+    """Instructions that may run as one: how many, the registers that they touch, and what runs
+    them, for all 32 lanes of a warp. It returns False if they must run one by one.
+    """
+
+    length: int
+    touched: frozenset[int]
+    run: Callable[[Any], bool]
+
+
 class Undefined(NamedTuple):
     """The undefined bits of a register's 32 lanes, and the register to which nobody wrote."""
 
@@ -31,10 +41,10 @@ class Undefined(NamedTuple):
     origin: str
 
 
-RAW: dict[int, type[np.unsignedinteger[Any]]] = {
-    1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64,
+RAW: dict[int, type[Any]] = {
+    1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128,
 }  # fmt: skip
-"""The unsigned integer of so many bytes."""
+"""The unsigned integer of so many bytes; of 16 bytes, which are only copied, what numpy has."""
 
 _KINDS = {"b": "u", "u": "u", "s": "i"}
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -134,7 +144,10 @@ _NORMAL, _ZERO = np.float32(np.finfo(np.float32).tiny), np.float32(0)
 
 def flush(values: Array) -> Array:
     """Subnormal float32 values to zero of the same sign, as .ftz asks."""
-    tiny = np.abs(values) < _NORMAL
+    sizes = np.abs(values)
+    if np.minimum.reduce(sizes) >= _NORMAL:  # as nearly always
+        return values
+    tiny = (sizes < _NORMAL) & (sizes > _ZERO)
     return np.where(tiny, np.copysign(_ZERO, values), values) if np.count_nonzero(tiny) else values
 
 

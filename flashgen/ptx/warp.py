@@ -62,9 +62,9 @@ class Warp:
         self.wait: Wait | None = None
         self.registers: list[Any] = [None] * len(block.machine.program.registers)
         self.stack = Stack(block.machine.program.stack_bytes)
-        self.fragments: dict[tuple[int, ...], tuple[list[Array], Array]] = {}  # as matrices
         self.carry: Array = np.zeros(32, bool)  # PTX ISA 9.7.2, CC.CF
         self.undefined: dict[int, Undefined] = {}  # registers with bits that nobody wrote
+        self.made: dict[int, Array] = {}  # by groups of instructions that ran as one: fusion.py
         self.view = block.agents.view()
         self.view[GENERIC, number] = 1
         self.released = block.agents.view()  # what a fence has made known to relaxed arrivals
@@ -82,6 +82,17 @@ class Warp:
     def clock(self) -> int:
         """The count of this warp's own accesses."""
         return int(self.view[GENERIC, self.number])
+
+    def places(self, count: int) -> int | Array:
+        """Where it is in the program, for each of so many cells that it accesses."""
+        return self.position
+
+    def whole(self) -> Warp:
+        """Itself: see Wide."""
+        return self
+
+    def divide(self) -> None:
+        """Something that instructions which run as one must do one by one: see Wide."""
 
     def publish(self) -> Array:
         """What is ordered before an arrival of this warp; its later accesses are not."""
@@ -235,8 +246,8 @@ def whole_warp(warp: Warp, mask: LaneMask) -> None:
         )
 
 
-def _special_registers(block: Block, number: int) -> dict[str, Array]:
-    """Special registers (PTX ISA, chapter 10) of the warp's lanes."""
+def _special_registers(block: Block, number: int) -> dict[str, Any]:
+    """Special registers (PTX ISA, chapter 10): of all lanes, or an array of theirs."""
     threads = np.arange(number * 32, number * 32 + 32, dtype=np.uint32)
     values: dict[str, Any] = {
         "%laneid": LANES,
@@ -263,10 +274,7 @@ def _special_registers(block: Block, number: int) -> dict[str, Array]:
         values[f"%nclusterid.{name}"] = block.machine.grid[axis]
         values[f"%cluster_ctaid.{name}"] = 0
         values[f"%cluster_nctaid.{name}"] = 1
-    return {
-        name: np.broadcast_to(np.asarray(value), (32,)).astype(np.uint32)
-        for name, value in values.items()
-    }
+    return values
 
 
 CLOCKS = ("%clock", "%clock64", "%globaltimer", "%clock_hi", "%globaltimer_lo", "%globaltimer_hi")

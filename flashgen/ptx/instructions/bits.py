@@ -9,7 +9,6 @@ import numpy as np
 from flashgen.ptx.decode import Form, elementwise, instruction
 from flashgen.ptx.program import Number
 from flashgen.ptx.types import DTYPES, FORMATS, RAW, Array, DecodedStep
-from flashgen.ptx.warp import LANES
 
 U32 = FORMATS["u32"]
 _LOGIC: dict[str, Callable[..., Array]] = {
@@ -78,6 +77,11 @@ def extract_field(form: Form) -> DecodedStep:
     """9.7.1.17: length bits from a position, sign-extended if signed."""
     kind = form.format()
     width = 8 * kind.size
+    constants = [int(o.text, 0) & 0xFF for o in form.operands[2:] if isinstance(o, Number)]
+    if len(constants) == 2 and constants[1] and sum(constants) <= width:  # as nearly all are
+        low, many = constants
+        up, down = DTYPES[kind.name].type(width - low - many), DTYPES[kind.name].type(width - many)
+        return elementwise(form, lambda a: (a << up) >> down, kind, [kind])
 
     def field(a: Array, at: Array, count: Array) -> Array:
         at, count = (at & np.uint32(0xFF)).astype(int), (count & np.uint32(0xFF)).astype(int)
@@ -150,11 +154,11 @@ def permute(form: Form) -> DecodedStep:
     shifts = np.arange(0, 16, 4, dtype=np.uint32)
 
     def chosen(low: Array, high: Array, select: Array) -> Array:
-        content = np.stack([low, high], 1).view(np.uint8).reshape(32, 8)
+        content = np.stack([low, high], 1).view(np.uint8).reshape(-1, 8)
         nibbles = ((select[:, None] >> shifts) & np.uint32(15)).astype(np.int64)
-        picked = content[LANES[:, None], nibbles & 7]
+        picked = np.take_along_axis(content, nibbles & 7, 1)
         signs = np.where(picked & 0x80, np.uint8(0xFF), np.uint8(0))
-        return np.where(nibbles & 8, signs, picked).view(np.uint32).reshape(32)
+        return np.where(nibbles & 8, signs, picked).view(np.uint32).reshape(-1)
 
     return elementwise(form, chosen, U32, [U32] * 3)
 
@@ -166,7 +170,7 @@ def logic_of_three(form: Form) -> DecodedStep:
     table = form.constant(4)
 
     def looked_up(a: Array, b: Array, c: Array) -> Array:
-        found = np.zeros(32, np.uint32)
+        found = np.zeros(len(a), np.uint32)
         for row in range(8):
             if table >> row & 1:
                 found |= (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)

@@ -127,7 +127,7 @@ def _convert_pair(form: Form, to: str, of: str, relu: bool) -> DecodedStep:
         high, low = form.number(1, "f32"), form.number(2, "f32")
 
         def two(warp: Warp) -> Array:
-            values = np.empty(64, np.float32)  # a third of the time of np.stack
+            values = np.empty(2 * form.lanes, np.float32)  # a third of the time of np.stack
             values[::2], values[1::2] = low(warp), high(warp)
             return np.maximum(values, np.float32(0)) if relu else values
 

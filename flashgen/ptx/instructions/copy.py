@@ -84,18 +84,17 @@ def copy(form: Form) -> DecodedStep:
         group = warp.queues[Engine.COPY].current
         agent = warp.block.agents.engine(Engine.COPY, warp.number)
         note_shared_write(warp, at, size, agent=agent, count=group, proxy=GENERIC)
-        words, first = warp.block.shared.words.of(4), at // 4
-        units = np.arange(size // 4)
+        words, first = warp.block.shared.words.of(size), at // size
 
         def land() -> None:
-            values = np.zeros((len(first), size // 4), np.uint32)
+            values = np.zeros(len(first), words.dtype)
             for lanes, held, begin, length in reads:
                 if length == size:
-                    values[lanes] = held.of(4)[(begin // 4)[:, None] + units]
+                    values[lanes] = held.of(size)[begin // size]
                     continue
                 rows = held.bytes[begin[:, None] + np.arange(length)]
                 values.view(np.uint8).reshape(len(first), size)[lanes, :length] = rows
-            words[first[:, None] + units] = values
+            words[first] = values
 
         warp.perform(Engine.COPY, land)
 
@@ -116,9 +115,9 @@ def _sources(
     for length in map(int, lengths[:1] if alike else np.unique(lengths)):
         if not 0 <= length <= size:
             raise warp.fault("memcheck", f"it copies {length} of {size} bytes")
-        which = np.flatnonzero(lengths == length)
         if not length:
             continue
+        which = np.arange(len(lengths)) if alike else np.flatnonzero(lengths == length)
         unit = length if length == size else 1
         for part, buffer in _parts(warp, addresses, which, unit, mask):
             begin = (addresses[part] - np.uint64(buffer.address)).astype(np.int64)

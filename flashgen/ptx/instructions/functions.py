@@ -34,7 +34,8 @@ def function(form: Form) -> DecodedStep:
     def applied(x: Array) -> Array:
         found = flush(inner(flush(x))) if flushes else inner(x)
         # NaN is 0x7fffffff (PTX ISA 9.7.3), and has no sign of its own.
-        return np.where(np.isnan(found), np.abs(found), found)
+        nan = np.isnan(found)
+        return np.where(nan, np.abs(found), found) if np.count_nonzero(nan) else found
 
     return elementwise(form, applied, kind, [kind])
 

@@ -10,16 +10,11 @@ from flashgen.ptx.access import read_shared, write_shared
 from flashgen.ptx.decode import Form, instruction
 from flashgen.ptx.fragments import (
     ELEMENTS,
-    Element,
-    accumulator_registers,
     matrix_a,
     matrix_b,
 )
 from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, whole_warp
-
-KEPT_FRAGMENTS = 32
-"""Fragments of A that a warp keeps: a tile of a warp has fewer."""
 
 _SHAPE = re.compile(r"m16n8k(\d+)$")
 _SHAPE_OF_DOUBLES = re.compile(r"m(8|16)n8k(\d+)$")
@@ -52,31 +47,24 @@ def multiply(form: Form) -> DecodedStep:
 
     def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
-        product = _fragment(warp, [read(warp) for read in a], of_a) @ matrix_b(
-            [read(warp) for read in b], of_b
-        )
-        held = [read(warp) for read in c]
-        if halves:
-            results = _to_halves(_from_halves(held) + product)
-        else:
-            sums = np.array(held).view(dtype) + accumulator_registers(product).view(dtype)
-            results = list(sums.view(np.uint32))
-        for write, row in zip(writes, results, strict=True):
-            write(warp, row, mask)
+        left = matrix_a([read(warp) for read in a], of_a)
+        product = left @ matrix_b([read(warp) for read in b], of_b)
+        held = np.array([read(warp) for read in c]).reshape(len(c), -1, 32)
+        # Of several instructions that run as one, each sum has the next products added.
+        for added in product.reshape(-1, held.shape[1], 16, 8):
+            if halves:
+                held = _halves(_from_halves(held) + added)
+            else:
+                held = (held.view(dtype) + _registers(added).view(dtype)).view(np.uint32)
+        for write, row in zip(writes, held, strict=True):
+            write(warp, row.reshape(-1), mask)
 
     return step
 
 
-def _fragment(warp: Warp, registers: list[Array], element: Element) -> Array:
-    """matrix_a(), once for all products of the same registers, which follow each other. Arrays of
-    registers never change, and those that are kept have numbers of their own.
-    """
-    kept, key = warp.fragments, tuple(map(id, registers))
-    if key not in kept:
-        if len(kept) >= KEPT_FRAGMENTS:
-            kept.clear()
-        kept[key] = registers, matrix_a(registers, element)
-    return kept[key][1]
+def _registers(values: Array) -> Array:
+    """4 registers of n times 32 lanes, of (n, 16, 8) values."""
+    return values.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1, 32)
 
 
 def _of_doubles(form: Form) -> DecodedStep:
@@ -108,15 +96,16 @@ def _of_doubles(form: Form) -> DecodedStep:
     return step
 
 
-def _from_halves(registers: list[Array]) -> Array:
-    """(16, 8) values of an accumulator of float16 pairs."""
-    pairs = [np.ascontiguousarray(r).view(np.float16).reshape(8, 8) for r in registers]
-    return np.vstack(pairs).astype(np.float32)
+def _from_halves(registers: Array) -> Array:
+    """(n, 16, 8) values of accumulators of float16 pairs: 2 registers of n times 32 lanes."""
+    pairs = registers.view(np.float16).reshape(2, -1, 8, 8)
+    return pairs.transpose(1, 0, 2, 3).reshape(-1, 16, 8).astype(np.float32)
 
 
-def _to_halves(values: Array) -> list[Array]:
-    halves = values.astype(np.float16)
-    return [np.ascontiguousarray(half).view(np.uint32).reshape(32) for half in np.vsplit(halves, 2)]
+def _halves(values: Array) -> Array:
+    """The inverse of _from_halves()."""
+    pairs = values.astype(np.float16).reshape(-1, 2, 64).transpose(1, 0, 2)
+    return np.ascontiguousarray(pairs).view(np.uint32)
 
 
 def _matrices(form: Form) -> tuple[int, bool]:
@@ -140,10 +129,10 @@ def load(form: Form) -> DecodedStep:
 
     def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
-        tiles = read_shared(warp, address(warp)[: 8 * count], 2, 8, None).reshape(count, 8, 8)
-        if transposed:
-            tiles = np.ascontiguousarray(tiles.transpose(0, 2, 1))
-        for write, row in zip(writes, tiles.reshape(count, 64).view(np.uint32), strict=True):
+        tiles = read_shared(warp, _rows(address(warp), count), 2, 8, None).reshape(-1, count, 8, 8)
+        rows = (tiles.swapaxes(2, 3) if transposed else tiles).swapaxes(0, 1)
+        held = np.ascontiguousarray(rows).reshape(count, -1).view(np.uint32)
+        for write, row in zip(writes, held, strict=True):
             write(warp, row, mask)
 
     return step
@@ -160,12 +149,16 @@ def store(form: Form) -> DecodedStep:
 
     def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
-        tiles = np.array([read(warp) for read in reads]).view(np.uint16).reshape(count, 8, 8)
-        if transposed:
-            tiles = tiles.transpose(0, 2, 1)
-        write_shared(warp, address(warp)[: 8 * count], tiles.reshape(8 * count, 8), None)
+        held = np.array([read(warp) for read in reads]).view(np.uint16).reshape(count, -1, 8, 8)
+        tiles = (held.swapaxes(2, 3) if transposed else held).swapaxes(0, 1)
+        write_shared(warp, _rows(address(warp), count), tiles.reshape(-1, 8), None)
 
     return step
+
+
+def _rows(addresses: Array, count: int) -> Array:
+    """The addresses of the rows of so many matrices: those of the first lanes."""
+    return addresses.reshape(-1, 32)[:, : 8 * count].reshape(-1)
 
 
 @instruction("movmatrix")
@@ -177,7 +170,7 @@ def transpose(form: Form) -> DecodedStep:
 
     def step(warp: Warp, mask: LaneMask) -> None:
         whole_warp(warp, mask)
-        tile = np.ascontiguousarray(read(warp)).view(np.uint16).reshape(8, 8)
-        write(warp, np.ascontiguousarray(tile.T).reshape(64).view(np.uint32), mask)
+        tiles = np.ascontiguousarray(read(warp)).view(np.uint16).reshape(-1, 8, 8)
+        write(warp, tiles.swapaxes(1, 2).reshape(-1).view(np.uint32), mask)
 
     return step

@@ -25,12 +25,13 @@ def find(warp: Warp, address: int) -> Mbarrier:
         raise warp.fault("synccheck", f"there is no mbarrier at byte {address - SHARED_BASE}")
     shadow = warp.block.shadow
     if shadow is not None:
-        cells = shadow.cells(np.array([address - SHARED_BASE]), 8)
+        if barrier.cells is None:
+            barrier.cells = shadow.cells(np.array([address - SHARED_BASE]), 8)
         conflict = shadow.note_read(
-            cells, warp.view[GENERIC], warp.number, warp.clock, warp.position
+            barrier.cells, warp.view[GENERIC], warp.number, warp.clock, warp.position
         )
         if conflict is not None:
-            doing = f"uses the mbarrier at byte {conflict.at} of shared memory"
+            doing = f"uses the mbarrier at byte {shadow.byte(conflict.at)} of shared memory"
             report_conflict(warp, conflict, doing)
     return barrier
 
@@ -176,11 +177,9 @@ def wait(form: Form) -> DecodedStep:
     wanted = form.number(2, "u32" if by_parity else "u64")
 
     def step(warp: Warp, mask: LaneMask) -> int | None:
-        lanes = ALL if mask is None else mask
-        first = int(np.argmax(lanes))
-        places, phases = address(warp), wanted(warp)
-        place, phase = int(places[first]), int(phases[first])
-        if (places[lanes] != place).any() or (phases[lanes] != phase).any():
+        places, phases = active(address(warp), mask), active(wanted(warp), mask)
+        place, phase = int(places[0]), int(phases[0])
+        if np.count_nonzero(places != place) or np.count_nonzero(phases != phase):
             raise warp.fault("synccheck", "its lanes wait for different mbarriers or phases")
         barrier = find(warp, place)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from flashgen.ptx.access import active, read_global, read_shared, spread, write_global, write_shared
@@ -58,10 +60,10 @@ def _pack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
     write = form.store(form.operands[0])
 
     def step(warp: Warp, mask: LaneMask) -> None:
-        packed = np.empty((32, len(reads)), RAW[part_size])
+        packed = np.empty((form.lanes, len(reads)), RAW[part_size])
         for n, read in enumerate(reads):
             packed[:, n] = read(warp)
-        write(warp, packed.view(raw).reshape(32), mask)
+        write(warp, packed.view(raw).reshape(-1), mask)
 
     return step
 
@@ -72,7 +74,7 @@ def _unpack(form: Form, size: int, parts: tuple[Operand, ...]) -> DecodedStep:
     raw = RAW[size // len(parts)]
 
     def step(warp: Warp, mask: LaneMask) -> None:
-        columns = np.ascontiguousarray(read(warp)).view(raw).reshape(32, len(writes)).T.copy()
+        columns = np.ascontiguousarray(read(warp)).view(raw).reshape(-1, len(writes)).T.copy()
         for write, column in zip(writes, columns, strict=True):
             write(warp, column, mask)
 
@@ -124,7 +126,7 @@ def load(form: Form) -> DecodedStep:
         return _load_parameter(form, size, writes)
     shared = space.startswith("shared")
     address = form.address(1, 4 if shared else 8)
-    used = [n for n, target in enumerate(targets) if target in form.program.used]
+    used = form.used()
     of_vector = used if shared and len(used) < count else []
 
     def read(warp: Warp, addresses: Array, mask: LaneMask) -> Array:
@@ -168,8 +170,16 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> DecodedStep:
     address, raw = form.address(1, 8), RAW[size]
     bytes_read = size * len(writes)
     named = form.parameter(1)
+    known: list[Any] = [None, ()]  # what it reads by name in a launch
 
     def step(warp: Warp, mask: LaneMask) -> None:
+        parameters = warp.block.machine.parameters
+        if known[0] is not parameters or named is None:
+            known[:] = parameters, columns(warp, mask)
+        for write, column in zip(writes, known[1], strict=True):
+            write(warp, column, mask)
+
+    def columns(warp: Warp, mask: LaneMask) -> list[Array]:
         place = named
         if place is None:
             addresses = active(address(warp), mask)
@@ -185,10 +195,7 @@ def _load_parameter(form: Form, size: int, writes: list[Store]) -> DecodedStep:
             raise warp.fault(
                 "memcheck", f"it reads byte {begin} of a parameter that has {len(content)}"
             )
-        for write, value in zip(
-            writes, np.frombuffer(content, raw, len(writes), begin), strict=True
-        ):
-            write(warp, np.full(32, value), mask)
+        return [np.full(32, value) for value in np.frombuffer(content, raw, len(writes), begin)]
 
     return step
 

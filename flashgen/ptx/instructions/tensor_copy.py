@@ -13,8 +13,8 @@ from flashgen.ptx.findings import Fault
 from flashgen.ptx.instructions import mbarrier
 from flashgen.ptx.memory import PARAMETER_BASE, PARAMETER_STRIDE, SHARED_BASE, BadAddress, Buffer
 from flashgen.ptx.program import Box
-from flashgen.ptx.tensor_map import TensorMap, decoded
-from flashgen.ptx.types import FORMATS, RAW, Array, DecodedStep, LaneMask
+from flashgen.ptx.tensor_map import PIECE, TensorMap, decoded
+from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import Warp, only_lane
 
 DESTINATION_ALIGNMENT = 128
@@ -78,8 +78,8 @@ def _map_at(warp: Warp, place: int, lane: int) -> TensorMap:
         raise warp.fault("memcheck", said, lane) from None
 
 
-def _shared_places(warp: Warp, tensor_map: TensorMap, begin: int, lane: int) -> Array:
-    """Offsets in shared memory of the elements of a box."""
+def _shared_places(warp: Warp, tensor_map: TensorMap, begin: int, piece: int, lane: int) -> Array:
+    """Offsets in shared memory of the pieces of a box."""
     size = warp.block.shared.size
     if begin % DESTINATION_ALIGNMENT:
         raise warp.fault("memcheck", f"byte {begin - SHARED_BASE} is not aligned to 128", lane)
@@ -95,17 +95,19 @@ def _shared_places(warp: Warp, tensor_map: TensorMap, begin: int, lane: int) -> 
             f"of which the block has {size}",
             lane,
         )
-    return tensor_map.shared_places(begin) - SHARED_BASE
+    return tensor_map.shared_places(begin, piece) - SHARED_BASE
 
 
-def _buffer_of(warp: Warp, tensor_map: TensorMap, inside: Array, offsets: Array) -> Buffer | None:
-    """The buffer of the elements that lie inside of the tensor; None if there is none."""
+def _buffer_of(
+    warp: Warp, tensor_map: TensorMap, piece: int, inside: Array, offsets: Array
+) -> Buffer | None:
+    """The buffer of the pieces that lie inside of the tensor; None if there is none."""
     if not inside.any():
         return None
     low, high = int(offsets[inside].min()), int(offsets[inside].max())
     addresses = np.array([tensor_map.address + low, tensor_map.address + high], np.uint64)
     try:
-        return warp.block.machine.memory.find(addresses, tensor_map.size)
+        return warp.block.machine.memory.find(addresses, piece)
     except (BadAddress, LookupError) as error:
         raise warp.fault("memcheck", f"the box of a tensor map: {error}") from None
 
@@ -122,23 +124,22 @@ def _load(form: Form, dims: int) -> DecodedStep:
         tensor_map, begin = boxed(warp, lane)
         place = int(barrier(warp)[lane])
         completes = mbarrier.find(warp, place)
-        at = _shared_places(warp, tensor_map, int(target(warp)[lane]), lane)
-        inside, offsets = tensor_map.places(begin)
-        buffer = _buffer_of(warp, tensor_map, inside, offsets)
+        piece, inside, offsets = tensor_map.places(begin)
+        at = _shared_places(warp, tensor_map, int(target(warp)[lane]), piece, lane)
+        buffer = _buffer_of(warp, tensor_map, piece, inside, offsets)
         note_shared_write(
-            warp, _rows(at, tensor_map), _row_bytes(tensor_map), agent=completes.agent,
+            warp, *_rows(at, tensor_map, piece), agent=completes.agent,
             count=completes.phase + 1, proxy=ASYNC,
         )  # fmt: skip
         if buffer is not None:
-            first = offsets + (tensor_map.address - buffer.address)
-            note_global(warp, buffer, first[inside], tensor_map.size, writes=False)
-        unit = tensor_map.size
+            first = (offsets + (tensor_map.address - buffer.address))[inside]
+            note_global(warp, buffer, first, piece, writes=False)
 
         def land() -> None:
-            values = np.full(len(at), tensor_map.fill, RAW[unit])
+            values = np.full(len(at), tensor_map.filled(piece))
             if buffer is not None:
-                values[inside] = buffer.words.of(unit)[first[inside] // unit]
-            warp.block.shared.words.of(unit)[at // unit] = values
+                values[inside] = buffer.words.of(piece)[first // piece]
+            warp.block.shared.words.of(piece)[at // piece] = values
             completes.bytes -= tensor_map.bytes
             completes.settle()
 
@@ -147,14 +148,11 @@ def _load(form: Form, dims: int) -> DecodedStep:
     return step
 
 
-def _rows(at: Array, tensor_map: TensorMap) -> Array:
-    """The offset of each 16 bytes of a box, which a swizzle keeps together."""
-    return at[:: max(_row_bytes(tensor_map) // tensor_map.size, 1)]
-
-
-def _row_bytes(tensor_map: TensorMap) -> int:
-    width = tensor_map.box[-1] * tensor_map.size
-    return 16 if width % 16 == 0 else tensor_map.size
+def _rows(at: Array, tensor_map: TensorMap, piece: int) -> tuple[Array, int]:
+    """The offsets of what a box has in shared memory, and the bytes of each: 16 if it can be."""
+    if tensor_map.box[-1] * tensor_map.size % PIECE:
+        return at, piece
+    return at[:: PIECE // piece], PIECE
 
 
 def _store(form: Form, dims: int) -> DecodedStep:
@@ -167,23 +165,22 @@ def _store(form: Form, dims: int) -> DecodedStep:
     def step(warp: Warp, mask: LaneMask) -> None:
         lane = only_lane(warp, mask)
         tensor_map, begin = boxed(warp, lane)
-        at = _shared_places(warp, tensor_map, int(source(warp)[lane]), lane)
-        inside, offsets = tensor_map.places(begin)
-        buffer = _buffer_of(warp, tensor_map, inside, offsets)
-        queue, unit = warp.queues[Engine.STORE], tensor_map.size
+        piece, inside, offsets = tensor_map.places(begin)
+        at = _shared_places(warp, tensor_map, int(source(warp)[lane]), piece, lane)
+        buffer = _buffer_of(warp, tensor_map, piece, inside, offsets)
+        queue = warp.queues[Engine.STORE]
         note_shared_read(
-            warp, _rows(at, tensor_map), _row_bytes(tensor_map),
-            engine=Engine.STORE, count=queue.current,
-        )  # fmt: skip
+            warp, *_rows(at, tensor_map, piece), engine=Engine.STORE, count=queue.current
+        )
         if buffer is None:
             queue.open.append(lambda: None)
             return
         first = (offsets + (tensor_map.address - buffer.address))[inside]
-        note_global(warp, buffer, first, unit, writes=True)
-        here, there = at[inside] // unit, first // unit
+        note_global(warp, buffer, first, piece, writes=True)
+        here, there = at[inside] // piece, first // piece
 
         def land() -> None:
-            buffer.words.of(unit)[there] = warp.block.shared.words.of(unit)[here]
+            buffer.words.of(piece)[there] = warp.block.shared.words.of(piece)[here]
 
         warp.perform(Engine.STORE, land)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -39,6 +40,11 @@ class Fragment:
     lanes: Array
     columns: Array
 
+    @cached_property
+    def touched(self) -> tuple[Array, Array]:
+        """The lanes and the columns, once each."""
+        return np.unique(self.lanes), np.unique(self.columns)
+
     def place(self, warp: Warp, mask: LaneMask, doing: str) -> tuple[Region, Array, Array]:
         """What the warp touches, and the lane and column of each register and thread."""
         whole_warp(warp, mask)
@@ -46,14 +52,15 @@ class Fragment:
         if (given != given[0]).any():
             raise warp.fault("memcheck", "its lanes have different addresses of tensor memory")
         lane, column = address_parts(int(given[0]))
-        rows, first = np.unique(self.lanes) + lane, warp.number % 4 * LANES_OF_WARP
+        rows, columns = self.touched[0] + lane, self.touched[1] + column
+        first = warp.number % 4 * LANES_OF_WARP
         if rows[0] < first or rows[-1] >= first + LANES_OF_WARP:
             raise warp.fault(
                 "memcheck",
                 f"it {doing} lanes {rows[0]} to {rows[-1]} of tensor memory, of which a warp of "
                 f"this number may touch {first} to {first + LANES_OF_WARP - 1}",
             )
-        region = Region(rows, np.unique(self.columns) + column)
+        region = Region(rows, columns)
         check_region(warp, region, doing)
         return region, self.lanes + lane, self.columns + column
 

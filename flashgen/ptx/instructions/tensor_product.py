@@ -169,7 +169,7 @@ class TcgenProduct:
 
     def _run(self, warp: Warp, target: Region, product: Array) -> None:
         """Write A B, or add it to what the accumulator holds."""
-        held, at = memory_of(warp.block).bits, (target.lanes[:, None], target.columns)
+        held, at = memory_of(warp.block).bits, target.index
         dtype = self.shape.dtype
         result = (self.shape.sign * product).astype(dtype, copy=False)
         if self.adds:
@@ -205,5 +205,5 @@ class TcgenProduct:
 
 def _from_tensor_memory(warp: Warp, region: Region, element: Element) -> Array:
     """The values of A in tensor memory: elements along K lie in one lane."""
-    bits = memory_of(warp.block).bits[region.lanes[:, None], region.columns]
+    bits = memory_of(warp.block).bits[region.index]
     return element.load(np.ascontiguousarray(bits).view(RAW[element.size]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import cache, reduce
+from typing import Any
 
 import numpy as np
 
 from flashgen.ptx.decode import Form, OperandReader, instruction
-from flashgen.ptx.program import Operand
+from flashgen.ptx.program import Number, Operand
 from flashgen.ptx.types import FORMATS, Array, DecodedStep, LaneMask
 from flashgen.ptx.warp import ALL, LANES, Warp
 
@@ -42,27 +43,42 @@ def shuffle(form: Form) -> DecodedStep:
     named = members(form, form.operands[4])
     write, write_valid = form.store(target), form.store(valid)
 
-    def step(warp: Warp, mask: LaneMask) -> None:
-        named(warp, mask)
-        values, amount, limits = value(warp), by(warp).astype(int) & 31, clamp(warp).astype(int)
+    def sources(warp: Any) -> tuple[Array, Array]:
+        amount, limits = by(warp).astype(int) & 31, clamp(warp).astype(int)
+        lanes, first = _lanes(len(amount))
         segment = (limits >> 8) & 31
-        last = (LANES & segment) | (limits & 31 & ~segment)
+        last = (lanes & segment) | (limits & 31 & ~segment)
         if mode == "up":
-            source, inside = LANES - amount, LANES - amount >= last
+            source, inside = lanes - amount, lanes - amount >= last
         elif mode == "down":
-            source, inside = LANES + amount, LANES + amount <= last
+            source, inside = lanes + amount, lanes + amount <= last
         elif mode == "bfly":
-            source, inside = LANES ^ amount, (LANES ^ amount) <= last
+            source, inside = lanes ^ amount, (lanes ^ amount) <= last
         else:
-            source = (LANES & segment) | (amount & ~segment)
+            source = (lanes & segment) | (amount & ~segment)
             inside = source <= last
-        source = np.where(inside, source, LANES)
-        if mask is not None and not mask[source[mask]].all():
-            raise warp.fault("synccheck", "it reads the register of a lane that is elsewhere")
-        write(warp, values[source], mask)
+        return first + np.where(inside, source, lanes), inside
+
+    # Nearly always they are in the text.
+    known = sources(None) if all(isinstance(o, Number) for o in form.operands[2:4]) else None
+
+    def step(warp: Warp, mask: LaneMask) -> None:
+        source, inside = known or sources(warp)
+        if mask is not None:
+            named(warp, mask)
+            if not mask[source[mask]].all():
+                raise warp.fault("synccheck", "it reads the register of a lane that is elsewhere")
+        write(warp, value(warp)[source], mask)
         write_valid(warp, inside, mask)
 
     return step
+
+
+@cache
+def _lanes(count: int) -> tuple[Array, Array]:
+    """For so many lanes, of several instructions, their numbers and the first of each 32."""
+    every = np.arange(count)
+    return every % 32, every // 32 * 32
 
 
 @instruction("vote")
@@ -129,11 +145,17 @@ def elect(form: Form) -> DecodedStep:
     if predicate is None:
         form.wrong("elect.sync has two destinations")
     write_predicate = form.store(predicate)
+    everybody = np.zeros(32, np.uint32), np.equal(LANES, 0)  # elects lane 0
+    of_all = isinstance(form.operands[1], Number) and form.constant(1) & 1
 
     def step(warp: Warp, mask: LaneMask) -> None:
-        leader = int(np.argmax(named(warp, mask)))
-        write(warp, np.full(32, leader, np.uint32), mask)
-        write_predicate(warp, np.equal(LANES, leader), mask)
+        if mask is None and of_all:
+            leader, elected = everybody
+        else:
+            lane = int(np.argmax(named(warp, mask)))
+            leader, elected = np.full(32, lane, np.uint32), np.equal(LANES, lane)
+        write(warp, leader, mask)
+        write_predicate(warp, elected, mask)
 
     return step
 

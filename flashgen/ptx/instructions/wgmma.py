@@ -60,6 +60,10 @@ class Chain:
     remaining: list[int] = field(default_factory=lambda: [0] * WARPS)
 
 
+Key = tuple[int, ...]
+"""The numbers of the registers of an accumulation."""
+
+
 @dataclass
 class WgmmaProduct:
     """One wgmma.mma_async while it is under way. shared: what reads A, unless it is in registers,
@@ -85,7 +89,7 @@ class Warpgroup:
         self.products: list[WgmmaProduct] = []
         self.issued = [0] * WARPS
         self.performed = 0
-        self.chains: list[dict[tuple[int, ...], Chain]] = [{} for _ in range(WARPS)]
+        self.chains: list[dict[Key, Chain]] = [{} for _ in range(WARPS)]
 
 
 def _warpgroup(warp: Warp) -> Warpgroup:
@@ -147,6 +151,7 @@ def multiply(form: Form) -> DecodedStep:
         form.wrong(f"{shape.n} columns need {shape.n // 2} registers")
     in_registers = isinstance(form.operands[1], Group)
     of_a = form.registers(1) if in_registers else ()
+    key = tuple(register.index for register in registers)
     address_a: OperandReader | None = None if in_registers else form.bits(form.operands[1], 8)
     address_b, accumulates = form.bits(form.operands[2], 8), form.predicate(form.operands[3])
 
@@ -159,7 +164,7 @@ def multiply(form: Form) -> DecodedStep:
             int(address_b(warp)[0]),
         )
         fragments = [_fragment(warp, register) for register in of_a]
-        product = _join(warp, group, shape, registers, descriptors, uses)
+        product = _join(warp, group, shape, registers, key, descriptors, uses)
         product.chain.remaining[rank] += 1
         product.fragments[rank] = fragments
         if warp.block.shadow is not None:
@@ -202,13 +207,14 @@ def _join(
     group: Warpgroup,
     shape: WgmmaShape,
     registers: tuple[Register, ...],
+    key: Key,
     descriptors: tuple[int | None, int],
     accumulates: bool,
 ) -> WgmmaProduct:
     """The product that the warpgroup issues now: its first warp makes it, the others join."""
     rank = warp.number % WARPS
     number = group.issued[rank]
-    chain = _chain(warp, group, registers, accumulates)
+    chain = _chain(warp, group, registers, key, accumulates)
     group.issued[rank] += 1
     if number == len(group.products):
         made = WgmmaProduct(warp.position, shape, chain, descriptors, accumulates)
@@ -223,15 +229,15 @@ def _join(
     if product.chain is not chain:
         chain_of_group = product.chain
         chain_of_group.initial[rank] = chain.initial[rank]
-        group.chains[rank][tuple(r.index for r in registers)] = chain_of_group
+        group.chains[rank][key] = chain_of_group
     return product
 
 
 def _chain(
-    warp: Warp, group: Warpgroup, registers: tuple[Register, ...], accumulates: bool
+    warp: Warp, group: Warpgroup, registers: tuple[Register, ...], key: Key, accumulates: bool
 ) -> Chain:
     """The accumulation that these registers take part in, from now on."""
-    rank, key = warp.number % WARPS, tuple(register.index for register in registers)
+    rank = warp.number % WARPS
     if key in group.chains[rank]:
         return group.chains[rank][key]
     if overlap := warp.in_flight & set(key):
@@ -276,7 +282,7 @@ def _perform(group: Warpgroup, last: WgmmaProduct) -> None:
         group.performed += 1
         shape, chain = product.shape, product.chain
         *of_a, b = (values() for values in product.shared)
-        a = of_a or [matrix_a(each or [], shape.a) for each in product.fragments]
+        a = of_a or [matrix_a(each or [], shape.a)[0] for each in product.fragments]
         result = np.vstack(a) @ b.T
         if shape.scale < 0:
             result = -result
