@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -13,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from examples.papers.charts import Chart, Line, lines
 from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.report import charts, html
 from flashgen.report.history import Searches, SearchHistory
 from flashgen.report.html import page, write_report
-from flashgen.report.importance import LEAST_CONFIGS, fastest_share, importances
+from flashgen.report.importance import LEAST_CONFIGS, importances
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Source, Status
 from flashgen.schedules.space import legal_configs
@@ -177,12 +174,6 @@ def test_a_search_whose_entry_stayed_has_a_chart_without_the_limits_of_another_r
         assert f"All {len(outcomes)} times" in details.text
 
 
-def test_columns_can_be_sorted() -> None:
-    text = page(*searched())
-    assert len(Tree(text).root.all("table", **{"class": "sortable"})) == 2
-    assert "aria-sort" in text
-
-
 @pytest.mark.parametrize("source", ["measured", "estimated"])
 def test_nothing_is_asked_of_the_network(source: Source) -> None:
     text = page(*searched(source))
@@ -257,13 +248,6 @@ def test_what_was_not_measured_is_folded_by_spec() -> None:
             .all("details", **{"class": "entry"})
         )
         assert ("open" not in search.attributes) is closed
-
-
-def test_names_break_after_underscores_and_keep_their_characters() -> None:
-    assert html.wrapped("fwd_bf16_<b>") == "fwd_<wbr>bf16_<wbr>&lt;b&gt;"
-    (code, *_) = parsed(made_table(made_entry())).one("section", id="winners").all("code")
-    assert code.text == SPEC.name
-    assert len(code.all("wbr")) == SPEC.name.count("_")
 
 
 def test_speed_ups_over_the_default_and_sdpa_are_summed_up() -> None:
@@ -457,15 +441,6 @@ def test_estimates_stand_against_measurements() -> None:
     assert [row[0] for row in rows[1:]] == ["fa2 descriptor", "fa2 pointer"]
 
 
-def test_of_many_pairs_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "MOST_MARKS", 15)
-    table, outcomes = searched()
-    section = parsed(table, outcomes).one("section", **{"aria-labelledby": "estimates"})
-    drawn = len(section.one("svg", role="img").all("title"))
-    assert 10 <= drawn <= 15
-    assert f"{drawn} of {len(outcomes)} configs" in section.text
-
-
 def test_without_a_measurement_there_is_nothing_to_compare() -> None:
     table, outcomes = searched("estimated")
     section = parsed(table, outcomes).one("section", **{"aria-labelledby": "estimates"})
@@ -544,52 +519,3 @@ def test_the_field_that_decides_is_the_most_important() -> None:
     assert next(iter(shares)) == "bc"
     assert set(shares) == {"br", "bc", "num_warps", "num_stages"}
     assert sum(shares.values()) == pytest.approx(1.0)
-
-
-def test_of_too_little_nothing_is_said() -> None:
-    configs = [make_config(br, bc) for br in (16, 32, 64, 128) for bc in (16, 32, 64)]
-    assert importances(dict.fromkeys(configs, 1.0)) == {}
-    assert importances({c: float(n) for n, c in enumerate(configs[: LEAST_CONFIGS - 1], 1)}) == {}
-    assert importances({configs[0]: 1.0}) == {}
-    assert importances({c: float(n) for n, c in enumerate(configs[:LEAST_CONFIGS], 1)}) != {}
-
-
-@pytest.mark.parametrize(
-    ("configs", "share"), [(10, 0.5), (20, 0.25), (50, 0.1), (1000, 0.1), (6, 0.5)]
-)
-def test_five_configs_at_least_count_as_fast(configs: int, share: float) -> None:
-    assert fastest_share(configs) == share
-
-
-@pytest.mark.parametrize(("low", "high"), [(3.0, 7.0), (0.004, 90000.0), (361.57, 2643.1)])
-@pytest.mark.parametrize("log", [True, False])
-def test_ticks_are_few_and_round(low: float, high: float, log: bool) -> None:
-    line = Line(name="made up", points=((1.0, low), (2.0, high)))
-    chart = Chart(
-        title="A chart",
-        caption="",
-        x=charts.Scale(name="n", log=False, at=(1.0, 2.0)),
-        y=charts.Scale(name="us", log=log),
-        lines=(line,),
-    )
-    texts = [text.text.replace(",", "") for text in Tree(lines(chart)).root.all("text")]
-    one, two, *figures = [text for text in texts if re.fullmatch(r"-?[\d.]+(e[+-]\d+)?", text)]
-    assert (one, two) == ("1", "2")
-    assert 2 <= len(figures) <= 12
-    assert all(len(each.replace(".", "").strip("0-")) <= 5 for each in figures)
-
-
-def test_a_chart_stays_within_its_frame_and_slower_is_higher() -> None:
-    table, outcomes = searched()
-    chart = parsed(table, outcomes).one("details", id="e1").one("svg", role="img")
-    _, _, width, height = map(float, (chart.attributes["viewbox"] or "").split())
-    heights = {}
-    for group in chart.all("g"):
-        for use in group.all("use") if group.children[0].tag == "title" else ():
-            x, y = (float(use.attributes[name] or "") for name in ("x", "y"))
-            assert 0 < x < width
-            assert 0 < y < height
-            heights[int(group.children[0].text.split(":")[0]) - 1] = y
-    assert len(heights) == len(outcomes) - 1  # the winner is alone of its kind, and a path
-    ranked = sorted(heights, key=lambda n: us_of(outcomes[n].config))
-    assert all(heights[a] >= heights[b] - 1e-3 for a, b in itertools.pairwise(ranked))
