@@ -162,12 +162,14 @@ class TestBadInput:
             ("tune --shard 5/5", 2, "at most the number of specs, 4: got 5/5"),
             ("tune --gpus all --sampler lucky", 2, "sampler must be one of auto"),
             ("tune --target nvidia_l4 --seq 99999999999", 2, "seq must be from 1 to 16777216"),
-            ("tune --gpus all", 3, "type: --target nvidia_h100_80gb_hbm3 in place of --gpus"),
-            pytest.param(
-                "tune --gpus 0",
-                3,
-                "type: --target nvidia_h100_80gb_hbm3 in place of --gpus",
-                marks=pytest.mark.slow("make test has --gpus all, which asks the same child"),
+            *(
+                pytest.param(
+                    f"tune --gpus {which}",
+                    3,
+                    "type: --target nvidia_h100_80gb_hbm3 in place of --gpus",
+                    marks=pytest.mark.slow("a child lists the devices: 3 s"),
+                )
+                for which in ("all", "0")
             ),
             ("report nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("show nvidia_h2000", 2, "did you mean nvidia_h200?"),
@@ -1033,6 +1035,7 @@ class TestVerify:
             assert code == 1
             assert f"pointer twin {twin.label}: wrong: as told" in first
 
+    @pytest.mark.slow("7 s; test_evaluators has the evaluator")
     def test_it_proves_with_compiler_and_interpreter(self, run, out: Path, monkeypatch) -> None:
         """No fake: one entry of one small kernel, compiled for sm_90 and interpreted."""
         monkeypatch.undo()

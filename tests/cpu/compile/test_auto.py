@@ -24,8 +24,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import workload
 from tests.compiled import compile_one
-from tests.executed import each
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 from tests.tables import made_entry
 
 H200, B200 = TARGETS["nvidia_h200"], TARGETS["nvidia_b200"]

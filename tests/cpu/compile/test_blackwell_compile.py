@@ -19,8 +19,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.vocabulary import Direction, Mask
 from tests.cpu.kernels import test_blackwell_backward as backward
 from tests.cpu.kernels.test_blackwell_forward import blackwell
-from tests.executed import each
-from tests.makers import make_spec
+from tests.makers import each, make_spec
 
 B200 = TARGETS["nvidia_b200"]
 

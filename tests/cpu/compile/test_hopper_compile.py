@@ -385,10 +385,7 @@ PAIR_COSTS: dict[tuple[str, str], tuple[int, int]] = {
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize(
     ("kernel", "words"),
-    [
-        pytest.param(*way, marks=() if place == 0 else pytest.mark.slow("compiles a kernel each"))
-        for place, way in enumerate(PAIR_COSTS)
-    ],
+    [pytest.param(*way, marks=pytest.mark.slow("compiles a kernel each")) for way in PAIR_COSTS],
 )
 def test_what_a_feature_costs_in_a_gradient(build: Build, kernel: str, words: str) -> None:
     """A tile that a mask hides nothing of takes the cycles of the plain kernel's, and one that it

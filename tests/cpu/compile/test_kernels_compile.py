@@ -20,8 +20,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS, Gpu
 from tests.compiled import Job, compile_all, compile_one, cubin_of
-from tests.executed import each
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
 ONE_OF_EACH_ARCH = {gpu.arch: gpu for gpu in TARGETS.values()}

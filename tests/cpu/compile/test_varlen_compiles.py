@@ -17,8 +17,7 @@ from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from tests.compiled import compile_one
-from tests.executed import each
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")
 SMALLEST = {

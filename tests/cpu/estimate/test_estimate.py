@@ -482,6 +482,8 @@ def test_compile_and_estimate_take_less_than_a_second_and_a_half(kernel: cubins.
         start = os.times()
         times(cubins.single_phase(128, 64, 8, stages))
         spent.append(sum(os.times()[:4]) - sum(start[:4]))
+        if spent[-1] < 35 * before:
+            break
     assert min(spent) < 35 * max(before, yardstick())
 
 

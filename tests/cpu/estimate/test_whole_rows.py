@@ -24,8 +24,7 @@ from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import Problem, bytes_moved, flops
 from tests.compiled import cache, compile_one, cubin_of
-from tests.executed import each
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 A100, RTX_4090 = TARGETS["nvidia_a100_sxm4_80gb"], TARGETS["nvidia_geforce_rtx_4090"]
 H200 = TARGETS["nvidia_h200"]

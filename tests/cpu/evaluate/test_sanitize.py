@@ -49,14 +49,17 @@ def of_table(slug: str, direction: str) -> tuple[AttentionSpec, KernelConfig]:
     )
 
 
+OTHERS = pytest.mark.slow("make test has a forward, and dK and dV")
+
+
 @pytest.mark.parametrize(
     ("slug", "arch", "direction"),
     [
         ("nvidia_h100_80gb_hbm3", "sm_90", "forward"),
-        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_delta"),
+        pytest.param("nvidia_h100_80gb_hbm3", "sm_90", "backward_delta", marks=OTHERS),
         ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dkv"),
-        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dq"),
-        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_fused"),
+        pytest.param("nvidia_h100_80gb_hbm3", "sm_90", "backward_dq", marks=OTHERS),
+        pytest.param("nvidia_h100_80gb_hbm3", "sm_90", "backward_fused", marks=OTHERS),
         ("nvidia_a100_sxm4_80gb", "sm_80", "forward"),
         ("nvidia_b200", "sm_100", "forward"),
         pytest.param(

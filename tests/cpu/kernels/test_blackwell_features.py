@@ -23,10 +23,9 @@ from tests.executed import (
     assert_right,
     case,
     compiled,
-    each,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import make_spec
+from tests.makers import each, make_spec
 from tests.ptx_snippets import lanes
 
 B200 = TARGETS["nvidia_b200"]
@@ -66,7 +65,7 @@ def test_latent_heads_and_half_precision() -> None:
     assert_right(spec, blackwell(), [case(130, 200), case(70, 333)])
 
 
-@pytest.mark.parametrize("name", each(["sq above sk", "one row", "nothing is seen"], 3))
+@pytest.mark.parametrize("name", each(["one row", "sq above sk", "nothing is seen"], 3))
 def test_windows_at_the_ends(name: str) -> None:
     """Rows that see no key, before the first key and behind the last."""
     shapes = {"sq above sk": (300, 70), "one row": (1, 400), "nothing is seen": (270, 30)}

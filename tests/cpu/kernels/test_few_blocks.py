@@ -17,8 +17,8 @@ from flashgen.runtime import Dispatcher, few_blocks, kernel_files
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.resolver import Resolver
 from flashgen.schedules.config import KernelConfig
-from tests.executed import assert_found, assert_right, compiled, each
-from tests.makers import make_config, make_spec
+from tests.executed import assert_found, assert_right, compiled
+from tests.makers import each, make_config, make_spec
 from tests.serving import serve
 
 Texts = dict[str, tuple[str, str]]

@@ -24,11 +24,10 @@ from tests.executed import (
     assert_right,
     case,
     compiled,
-    each,
     far_below_zero,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 DIRECTIONS: tuple[Direction, ...] = ("backward_dkv", "backward_fused", "backward_dq")
 

@@ -25,10 +25,9 @@ from tests.executed import (
     assert_right,
     case,
     compiled,
-    each,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 
 def hopper(

@@ -108,12 +108,12 @@ def test_compilations_over_bounds(h200: None, tmp_path: Path, paged: bool) -> No
 @pytest.mark.parametrize(
     ("direction", "features"),
     [
-        ("backward_delta", {}),
+        pytest.param("backward_delta", {}, marks=OTHERS),
         ("backward_dkv", {"dropout": True, "alibi": True}),
         pytest.param("backward_dq", {}, marks=OTHERS),
         ("backward_dq", {"window": True, "softcap": True}),
         pytest.param("backward_dkv", {"window": True}, marks=OTHERS),
-        ("backward_dbias", {"bias": "additive"}),
+        pytest.param("backward_dbias", {"bias": "additive"}, marks=OTHERS),
     ],
 )
 def test_backward_compilations_over_lengths(

@@ -164,7 +164,12 @@ class TestAnatomy:
 
     @pytest.mark.parametrize(
         ("slug", "reason"),
-        [("nvidia_b200", "does not know sm_100"), ("amd_instinct_mi300x", "does not know gfx942")],
+        [
+            ("nvidia_b200", "does not know sm_100"),
+            pytest.param(
+                "amd_instinct_mi300x", "does not know gfx942", marks=pytest.mark.slow("a kernel")
+            ),
+        ],
     )
     def test_an_unknown_architecture_is_compiled_all_the_same(self, slug, reason) -> None:
         spec, config = make_spec(), make_config(32, 32)
@@ -465,6 +470,7 @@ def made_choice(made: Entry) -> Any:
     )
 
 
+@pytest.mark.slow("7 s; TestAnatomy has the kernels, and test_cli the command")
 def test_the_whole_command_on_real_kernels(tmp_path: Path, monkeypatch, capsys) -> None:
     """No fake: a table of two small kernels, compiled and replayed, and no cache nor log left."""
     from flashgen import __main__

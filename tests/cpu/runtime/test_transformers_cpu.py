@@ -19,6 +19,7 @@ from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import transformers as backend
 from flashgen.runtime.adapters.transformers_attention import IGNORED
 from tests.language_models import CONFIGS, batch, generated, make_model, trained, transformers
+from tests.makers import each
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -274,7 +275,7 @@ def test_attention_weights_are_refused_by_position() -> None:
         Old(config)(tokens, True)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", each(["gpt_oss", "llama", "gemma2"], 3, "two seconds a model"))
 def test_continuous_batching_generates_what_each_prompt_alone_does(name: str) -> None:
     """In pages, which prompts enter in parts; with windows and sinks."""
     prompts = [[5, 6, 7, 9, 11, 3, 8], [8, 9], list(range(1, 13)), [33]]

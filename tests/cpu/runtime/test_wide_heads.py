@@ -147,9 +147,9 @@ def jobs_of(dtypes: tuple[str, ...], archs: tuple[str, ...]) -> list[Job]:
 
 
 def test_defaults_fit() -> None:
-    """Where shared memory is least, and where registers are most."""
+    """Of packed sequences, where shared memory is least."""
     jobs = jobs_of(("bfloat16",), ("sm_89", "gfx942"))
-    assert_all_fit([job for job in jobs if not job[0].featured and job[0].products][1:3])
+    assert_all_fit([job for job in jobs if not job[0].featured and job[0].products][2:3])
 
 
 @pytest.mark.slow("make test proves a sample of it")

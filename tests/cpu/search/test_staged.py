@@ -168,14 +168,17 @@ class TestWhatIsEvaluated:
         assert found.winner.timing is not None
 
 
+SLOW = pytest.mark.slow("a second and a half a search")
+
+
 class TestKilled:
     @pytest.mark.parametrize(
         ("fields", "sampler"),
         [
-            ({"source": "measured"}, "auto"),
-            ({"source": "estimated"}, "auto"),
             ({"guess": noisy}, "auto"),
-            ({"guess": noisy}, "exhaustive"),
+            ({"source": "estimated"}, "auto"),
+            pytest.param({"source": "measured"}, "auto", marks=SLOW),
+            pytest.param({"guess": noisy}, "exhaustive", marks=SLOW),
         ],
     )
     def test_a_resumed_search_repeats_nothing_and_ends_alike(
@@ -222,6 +225,7 @@ class TestKilled:
         run(tmp_path, other, goal=make_goal(problem=workload(SPEC, 512)), trials=len(SPACE))
         assert {stage for stage, _ in other.asked} == {"rough", "timed", "final"}
 
+    @pytest.mark.slow("ten searches: 3 s")
     def test_tpe_learns(self, tmp_path: Path) -> None:
         """Over five seeds, the mean of what TPE proposes last is well below that of chance."""
         means = {}

@@ -230,10 +230,9 @@ class TestTheEmittedTables:
         assert changed == [Path("tables", "nvidia_geforce_rtx_4090.py")]
         assert write(tables, out) == changed
 
-    @pytest.mark.parametrize("slug", ["nvidia_a100_sxm4_80gb", "nvidia_l4"])
-    def test_a_gpu_that_is_added_is_a_small_change(self, slug: str) -> None:
+    def test_a_gpu_that_is_added_is_a_small_change(self) -> None:
         """A shipped one, taken away and added again: new files alone, its YAML counted."""
-        shipped = table_file.load_folders(paths.shipped_configs_dir())
+        shipped, slug = table_file.load_folders(paths.shipped_configs_dir()), "nvidia_l4"
         files = plan(shipped)
         before = plan({name: each for name, each in shipped.items() if name != slug})
         assert {path: files.get(path) for path in before} == before
