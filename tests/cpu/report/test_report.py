@@ -15,7 +15,7 @@ import pytest
 from flashgen.errors import FlashgenError, InvalidArgument
 from flashgen.report.history import Searches, SearchHistory
 from flashgen.report.html import page, write_report
-from flashgen.report.importance import LEAST_CONFIGS, importances
+from flashgen.report.importance import importances
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Source, Status
 from flashgen.schedules.space import legal_configs
@@ -141,39 +141,6 @@ def with_log(entry: Entry) -> tuple[Table, list[Outcome]]:
 # ---------------------------------------------------------------- the page
 
 
-def test_a_report_opens_with_its_run_and_leaves_out_searches_without_charts() -> None:
-    table, outcomes = searched()
-    another = made_entry(make_spec(), source="measured", median_us=3.0, run="b")
-    table = table.with_entry(another, made_run("b", "measured"))
-    root = parsed(table, outcomes)
-    opening = root.one("main").all("section")[0]
-    assert opening.attributes["aria-labelledby"] == "this-run"
-    assert len(opening.all("svg", role="img")) == 1  # of the first screen
-    (row,) = opening.one("tbody").all("tr")
-    assert SPEC.name in cells(row)[0]
-    (details,) = root.all("details", **{"class": "entry"})
-    assert "open" in details.attributes
-    winners = root.one("section", id="winners")
-    assert [a.attributes["href"] for a in winners.all("a")] == [f"#{details.attributes['id']}"]
-    assert len(winners.one("tbody").all("tr")) == 2
-    assert {text.text for text in opening.all("text")} >= {"us", "configs, in their order"}
-
-
-def test_a_search_whose_entry_stayed_has_a_chart_without_the_limits_of_another_run() -> None:
-    table, outcomes = searched()
-    (entry,) = table.entries
-    older = table.with_entry(entry, replace(table.runs[0], protocol=0))
-    elsewhere = replace(outcomes[0], problem=replace(entry.problem, seq_k=1, seq_q=1), protocol=0)
-    for shown, stayed in ((table, False), (older, True)):
-        (details,) = parsed(shown, [*outcomes, elsewhere]).all("details", **{"class": "entry"})
-        drawn = {text.text for text in details.one("svg", role="img").all("text")}
-        assert f"{figure(us_of(entry.config))} us" in drawn
-        assert ("default" in drawn) is not stayed
-        note = f"is of another run. These are at {entry.problem.seq_k} keys." in details.text
-        assert note is stayed
-        assert f"All {len(outcomes)} times" in details.text
-
-
 @pytest.mark.parametrize("source", ["measured", "estimated"])
 def test_nothing_is_asked_of_the_network(source: Source) -> None:
     text = page(*searched(source))
@@ -226,28 +193,6 @@ def test_the_winners_are_those_of_the_table() -> None:
                 f"{entry.tflops:.0f}",
                 "2.00",
             )
-
-
-def test_what_was_not_measured_is_folded_by_spec() -> None:
-    measured = made_entry(source="measured")
-    feature = made_entry(replace(SPEC, softcap=True), bucket=BUCKETS[1])
-    table = made_table(
-        measured, made_entry(bucket=BUCKETS[2]), feature, made_entry(make_spec(), source="untimed")
-    )
-    section = parsed(table).one("section", id="winners")
-    folds = section.all("details", **{"class": "fold"})
-    assert all("open" not in fold.attributes for fold in folds)
-    told = {fold.one("summary").text: len(fold.one("tbody").all("tr")) for fold in folds}
-    assert told == {f"{SPEC.name} 2 estimated": 2, f"{make_spec().name} 1 untimed": 1}
-    open_rows = [child for child in section.children if child.tag == "table"]
-    assert [cells(row)[1] for row in open_rows[0].one("tbody").all("tr")] == [measured.config.label]
-    for source, closed in (("measured", False), ("estimated", True)):
-        (search,) = (
-            parsed(*searched(source))
-            .one("section", **{"aria-labelledby": "searches"})
-            .all("details", **{"class": "entry"})
-        )
-        assert ("open" not in search.attributes) is closed
 
 
 def test_speed_ups_over_the_default_and_sdpa_are_summed_up() -> None:
@@ -381,17 +326,6 @@ def test_the_heat_map_has_the_best_of_each_tile() -> None:
     assert cells(data) == ["#", "config", "estimated us", "best so far"]
 
 
-def test_the_importance_of_the_fields_is_shown() -> None:
-    table, outcomes = searched()
-    figures = parsed(table, outcomes).one("details", id="e1").all("figure")
-    rows = figures[2].one("tbody").all("tr")
-    shares = importances({o.config: us_of(o.config) for o in outcomes})
-    assert [cells(row)[0] for row in rows] == list(shares)
-    assert [cells(row)[1] for row in rows] == [f"{100 * share:.0f} %" for share in shares.values()]
-    few = parsed(table, outcomes[: LEAST_CONFIGS - 1]).one("details", id="e1").all("figure")
-    assert "nothing can be said" in few[2].text
-
-
 @pytest.mark.parametrize(
     ("package", "note_of_it"),
     [
@@ -492,19 +426,6 @@ def test_a_trace_is_of_its_own_search_alone() -> None:
     of_another_gpu = [replace(outcome, gpu="nvidia_l4") for outcome in outcomes]
     assert "The log holds no time of any search." in page(table, of_another_gpu)
     assert TARGETS["nvidia_l4"].slug == "nvidia_l4"
-
-
-def test_a_config_stands_where_it_was_first_timed_with_its_best_evidence() -> None:
-    table, outcomes = searched()
-    first, second = outcomes[:2]
-    assert first.timing is not None
-    rough = replace(first, stage="rough", timing=replace(first.timing, median_us=999.0))
-    found = trace([rough, second, first], table)
-    assert [(point.config, point.us) for point in found.points] == [
-        (first.config, us_of(first.config)),
-        (second.config, us_of(second.config)),
-    ]
-    assert found.best_us == [us_of(first.config), min(us_of(first.config), us_of(second.config))]
 
 
 def test_the_field_that_decides_is_the_most_important() -> None:

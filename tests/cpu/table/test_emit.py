@@ -354,17 +354,6 @@ class TestCheckAndWrite:
         assert not orphan.exists()
         assert check(fewer, out) == []
 
-    def test_default_kernels_are_written_and_deleted(self, tables, out: Path) -> None:
-        before = sorted(out.rglob("*.py"))
-        added = write(tables, out, defaults=True)
-        assert added
-        assert check(tables, out, defaults=True) == []
-        problems = check(tables, out)
-        assert sum("is orphaned" in problem for problem in problems) == len(added)
-        write(tables, out)
-        assert check(tables, out) == []
-        assert sorted(out.rglob("*.py")) == before
-
     def test_a_file_of_another_hand_is_named_and_left(self, tables, out: Path) -> None:
         own = out / "kernels" / "mine.py"
         own.write_text("# flashgen had no part in this\n")
