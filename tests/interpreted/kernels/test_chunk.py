@@ -4,6 +4,7 @@ public calls, and how many tiles the model counts.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,10 @@ def seen(length: int, chunk: int, starts: Tensor) -> Tensor:
 OTHERS = pytest.mark.slow("make test has every other one")
 
 
-@pytest.mark.parametrize(("direction", "loads"), alternating(DIRECTIONS, ["pointer", "descriptor"]))
+@pytest.mark.slow("test_pairs has each direction on fewer shapes")
+@pytest.mark.parametrize(
+    ("direction", "loads"), itertools.product(DIRECTIONS, ["pointer", "descriptor"])
+)
 def test_every_direction(direction: Any, loads: Any, seed: int) -> None:
     """Seven seeds in a row draw chunks of every size, before the first key and behind the last."""
     spec, config = of(direction), make_config(32, 16, loads=loads)

@@ -31,7 +31,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
-from tests.proving import alternating, prove, sampled
+from tests.proving import prove, sampled
 from tests.serving import leaves, serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -53,13 +53,6 @@ EVERY_ONE: dict[str, Any] = {
 def test_each_alone(feature: str, direction: Any, mask: str, seed: int) -> None:
     spec = make_spec("float16", 32, mask, **{feature: True}).for_direction(direction)
     prove(spec, make_config(32, 16), seed, nasty_cases(32, 16))
-
-
-@pytest.mark.parametrize(("direction", "mask"), alternating(DIRECTIONS, ["none", "causal"]))
-def test_all_three_by_descriptor(direction: Any, mask: str, seed: int) -> None:
-    spec = make_spec("bfloat16", 40, mask, head_dim_v=24, window=True, softcap=True, sink=True)
-    config = make_config(16, 32, loads="descriptor")
-    prove(spec.for_direction(direction), config, seed, nasty_cases(16, 32))
 
 
 @pytest.mark.parametrize(
