@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import tempfile
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -27,12 +25,11 @@ from flashgen.evaluate.payloads import (
 from flashgen.evaluate.pools import Device
 from flashgen.evaluate.workers.answers import Answer, Task
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.outcome import Outcome, Status, Timing
+from flashgen.schedules.outcome import Status, Timing
 from flashgen.spec.gpu import known_target
 from flashgen.spec.problem import Problem, flops, workload
 from tests.evaluator_contract import STAGES, EvaluatorContract, FaultsContract, played
 from tests.makers import make_config, make_spec
-from tests.replayed import ReplayEvaluator
 
 H200 = known_target("nvidia_h200")
 SPEC = make_spec(head_dim=64)
@@ -89,22 +86,6 @@ class TestGpuFaults(FaultsContract):
 
     def make(self, tmp_path: Path) -> GpuEvaluator:
         return gpu_evaluator(tmp_path)
-
-
-class TestReplayContract(EvaluatorContract):
-    def make(self, tmp_path: Path) -> ReplayEvaluator:
-        return ReplayEvaluator(recorded(), H200)
-
-
-@functools.cache
-def recorded() -> tuple[Outcome, ...]:
-    """What an evaluator with child processes said, asked once."""
-    with tempfile.TemporaryDirectory() as cache, gpu_evaluator(Path(cache)) as evaluator:
-        return tuple(
-            outcome
-            for stage in STAGES
-            for outcome in evaluator.evaluate(stage, SPEC, PROBLEM, EvaluatorContract.good)
-        )
 
 
 BOTH = pytest.mark.parametrize("make", [offline_evaluator, gpu_evaluator])
@@ -378,32 +359,6 @@ class TestGpu:
         with gpu_evaluator(tmp_path) as evaluator:
             outcomes = list(evaluator.evaluate("rough", SPEC, PROBLEM, (GOOD[0], FAULTY, GOOD[1])))
         assert [o.status for o in outcomes] == [Status.OK, status, Status.OK]
-
-
-class TestReplay:
-    def test_it_serves_what_was_recorded_and_says_so(self) -> None:
-        records = recorded()
-        with ReplayEvaluator(records, H200) as evaluator:
-            (outcome,) = evaluator.evaluate("timed", SPEC, PROBLEM, GOOD[:1])
-        original = next(o for o in records if o.stage == "timed" and o.config == GOOD[0])
-        assert outcome == replace(original, source="replayed")
-
-    def test_what_was_not_recorded_is_an_outcome(self) -> None:
-        records = recorded()
-        other = workload(SPEC, 2048)
-        with ReplayEvaluator(records, H200) as evaluator:
-            (unknown,) = evaluator.evaluate("timed", SPEC, PROBLEM, (FAULTY,))
-            (other_size,) = evaluator.evaluate("timed", SPEC, other, GOOD[:1])
-            (check,) = evaluator.evaluate("check", SPEC, other, GOOD[:1])
-        assert (unknown.status, unknown.detail) == (Status.RUN_ERROR, "not recorded")
-        assert other_size.detail == "not recorded"
-        assert check.ok
-        assert check.problem == other
-
-    def test_outcomes_of_another_gpu_are_not_served(self) -> None:
-        with ReplayEvaluator(recorded(), known_target("nvidia_l4")) as evaluator:
-            (outcome,) = evaluator.evaluate("timed", SPEC, PROBLEM, GOOD[:1])
-        assert outcome.detail == "not recorded"
 
 
 @pytest.mark.parametrize(

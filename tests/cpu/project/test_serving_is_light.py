@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 TOOLS = ("jinja2", "optuna", "yaml", "typer", "rich", "numba", "flashgen.compile", "flashgen.table")
 
@@ -71,6 +73,7 @@ MOST = 1.8
 """Yardsticks: 65 ms on a machine on which the import takes 40 ms."""
 
 
+@pytest.mark.slow("measures time, which a busy machine spoils")
 def test_the_dispatcher_adds_little_to_torch_and_triton(tmp_path: Path) -> None:
     """In CPU time, of the first process that shows it, of ten: what else runs slows some down."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
