@@ -27,17 +27,11 @@ from flashgen.tune.workloads import kernels_of
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
 from tests.proving import alternating, mutant_passes, prove, sampled
-from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 H200 = TARGETS["nvidia_h200"]
 DIRECTIONS = ("forward", "backward_dkv", "backward_dq", "backward_fused")
-
-
-@pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    return serve(monkeypatch)
 
 
 def of(direction: Any, **features: Any) -> AttentionSpec:

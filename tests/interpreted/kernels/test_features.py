@@ -32,7 +32,7 @@ from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
 from tests.proving import prove, sampled
-from tests.serving import leaves, serve
+from tests.serving import leaves
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -283,11 +283,6 @@ def test_the_form_that_cancels_alone_is_caught_near_0(tmp_path: Path) -> None:
         features=Features(softcap=50.0),
     )  # fmt: skip
     assert abs(float(lse) / 1e-3 - 1) > 2.0**-20
-
-
-@pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    return serve(monkeypatch)
 
 
 @pytest.mark.parametrize("causal", [False, True, "top_left"])
