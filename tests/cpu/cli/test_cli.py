@@ -890,6 +890,7 @@ class TestVerify:
 
         return with_evaluator
 
+    @pytest.mark.slow("three kernels; test_arithmetic compares a class without the command")
     def test_kernels_of_a_class_are_compared_and_one_that_differs_is_named(
         self, run, monkeypatch
     ) -> None:

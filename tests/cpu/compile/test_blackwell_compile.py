@@ -100,7 +100,7 @@ COSTS: dict[str, tuple[int, KernelConfig, list[int], int, int, int]] = {
 }
 
 
-@pytest.mark.parametrize("words", each(COSTS, 9))
+@pytest.mark.parametrize("words", each(COSTS))
 def test_what_a_feature_costs_in_a_tile(words: str, tmp_path: Path) -> None:
     dim, config, softmax, correction, products, loading = COSTS[words]
     features = dict.fromkeys(words.split(), True)

@@ -77,14 +77,14 @@ EVERY_ONE = [
     (make_spec("bfloat16", 128, "causal"), hopper(128, 128, 2, "grouped")),
     *PERSISTENT,
 ]
-QUICK = [SHOWN[2], SHOWN[5], PERSISTENT[0]]
-"""Three head dims, with and without a diagonal, both ways to deal out tiles. All tests of this file
-that make test has are of these three kernels."""
+QUICK = [SHOWN[5], PERSISTENT[0]]
+"""Two head dims, both ways to deal out tiles. All tests of this file that make test has are of these
+two kernels."""
 
 
 def sampled(pairs: Sequence[Pair]) -> list[Any]:
     """Those that are not QUICK are slow: ptxas takes seconds for each."""
-    slow = pytest.mark.slow("make test compiles three of them")
+    slow = pytest.mark.slow("make test compiles two of them")
     return [pytest.param(*pair, marks=() if pair in QUICK else slow) for pair in pairs]
 
 
