@@ -180,7 +180,7 @@ def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key(
     assert walks == [(0, [0, 64, 128, 192] * 2), (128, [128, 192] * 2)]
 
 
-@pytest.mark.parametrize("order", ["plain", "longest_first"])
+@pytest.mark.parametrize("order", each(["longest_first", "plain"], 2))
 def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(
     order: str,
     loads: dict[int, list[Load]],  # noqa: F811
