@@ -23,6 +23,14 @@ def make_config(br: int = 64, bc: int = 32, **fields: Any) -> KernelConfig:
     return KernelConfig(br=br, bc=bc, **fields)
 
 
+def hopper(
+    br: int = 128, bc: int = 64, stages: int = 2, order: Any = "plain", **way: Any
+) -> KernelConfig:
+    """A forward of schedule hopper: a consumer of 64 rows or more a warpgroup."""
+    way = {"schedule": "hopper", "loads": "descriptor"} | way
+    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
+
+
 def each(
     names: Iterable[Any], every: int = 0, why: str = "a second a kernel, most of it compilation"
 ) -> list[Any]:

@@ -30,18 +30,11 @@ from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from tests.compiled import compile_one, cubin_of
-from tests.makers import make_config, make_spec
+from tests.makers import hopper, make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
 Pair = tuple[AttentionSpec, KernelConfig]
 Build = Callable[[AttentionSpec, KernelConfig], tuple[Compiled, Listing]]
-
-
-def hopper(
-    br: int, bc: int, stages: int = 2, order: str = "plain", persistent: bool = False
-) -> KernelConfig:
-    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "persistent": persistent}
-    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import torch
 from flashgen.inputs.features import Features
 from flashgen.kernels.launch import launch
 from flashgen.reference.cases import CheckCase
-from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import why_illegal
 from flashgen.spec.gpu import TARGETS
 from tests.executed import (
@@ -22,14 +21,9 @@ from tests.executed import (
     compiled,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import each, make_config, make_spec
+from tests.makers import each, hopper, make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
-
-
-def hopper(br: int = 128, bc: int = 64, stages: int = 2, **way: Any) -> KernelConfig:
-    way = {"schedule": "hopper", "loads": "descriptor"} | way
-    return make_config(br, bc, num_warps=br // 16, num_stages=stages, **way)
 
 
 PERSISTENT = {"persistent": True, "order": "longest_first"}

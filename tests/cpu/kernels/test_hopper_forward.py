@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -27,15 +26,7 @@ from tests.executed import (
     compiled,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import each, make_config, make_spec
-
-
-def hopper(
-    br: int = 128, bc: int = 64, stages: int = 2, order: str = "plain", persistent: bool = False
-) -> KernelConfig:
-    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "persistent": persistent}
-    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
-
+from tests.makers import each, hopper, make_config, make_spec
 
 VARIANTS = [
     ("bfloat16", (64, 64), hopper(), "causal"),

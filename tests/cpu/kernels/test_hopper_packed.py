@@ -19,13 +19,7 @@ from flashgen.ptx import FaultsFound
 from flashgen.reference.attention import judge
 from flashgen.schedules.config import KernelConfig
 from tests.executed import assert_right, compiled
-from tests.makers import each, make_config, make_spec
-
-
-def hopper(br: int = 128, bc: int = 64, stages: int = 2, order: str = "plain") -> KernelConfig:
-    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "order": order}
-    return make_config(br, bc, num_warps=br // 16, num_stages=stages, **way)
-
+from tests.makers import each, hopper, make_spec
 
 VARIANTS: dict[str, tuple[Any, ...]] = {
     "gpt-oss": (64, "causal", hopper(), {"window": True, "sink": True}),

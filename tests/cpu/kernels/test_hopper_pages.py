@@ -15,9 +15,8 @@ from flashgen.kernels.launch import launch
 from flashgen.ptx import FaultsFound
 from flashgen.reference import cases
 from flashgen.reference.attention import judge
-from tests.cpu.kernels.test_hopper_packed import hopper
 from tests.executed import Load, assert_right, compiled, loads
-from tests.makers import each, make_spec
+from tests.makers import each, hopper, make_spec
 
 __all__ = ["loads"]
 

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -21,14 +20,9 @@ from flashgen.reference.gradients import forward, judge
 from flashgen.runtime.eager.gradients import GradientInputs
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.vocabulary import Direction
+from tests.cpu.kernels.test_hopper_pair_features import hopper
 from tests.executed import assert_right, compiled
-from tests.makers import each, make_config, make_spec
-
-
-def hopper(br: int, bc: int, warps: int = 8, stages: int = 2, order: str = "plain") -> KernelConfig:
-    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "order": order}
-    return make_config(br, bc, num_warps=warps, num_stages=stages, **way)
-
+from tests.makers import each, make_spec
 
 Way = tuple[Direction, KernelConfig]
 DKV: Way = ("backward_dkv", hopper(64, 128))
