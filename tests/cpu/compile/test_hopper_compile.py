@@ -30,7 +30,7 @@ from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from tests.compiled import compile_one, cubin_of
-from tests.makers import hopper, make_config, make_spec
+from tests.makers import each, hopper, make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
 Pair = tuple[AttentionSpec, KernelConfig]
@@ -378,7 +378,7 @@ PAIR_COSTS: dict[tuple[str, str], tuple[int, int]] = {
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize(
     ("kernel", "words"),
-    [pytest.param(*way, marks=pytest.mark.slow("compiles a kernel each")) for way in PAIR_COSTS],
+    each(PAIR_COSTS),
 )
 def test_what_a_feature_costs_in_a_gradient(build: Build, kernel: str, words: str) -> None:
     """A tile that a mask hides nothing of takes the cycles of the plain kernel's, and one that it
@@ -400,13 +400,7 @@ def test_what_a_feature_costs_in_a_gradient(build: Build, kernel: str, words: st
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if place == 0 else pytest.mark.slow("compiles a kernel each"))
-        for place, name in enumerate(COSTS)
-    ],
-)
+@pytest.mark.parametrize("name", each(COSTS))
 def test_what_a_feature_costs_in_a_tile(name: str) -> None:
     features, whole, masked = COSTS[name]
     spec = make_spec("bfloat16", 128, "causal", **features)

@@ -80,11 +80,7 @@ WIDE = pytest.mark.slow("make test has head dim 64, and the facts of shipped ker
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize(
     ("head_dim", "bc"),
-    [
-        (64, 128),
-        *(pytest.param(d, 64, marks=pytest.mark.slow("make test has bc 128")) for d in (64, 128)),
-        *(pytest.param(d, bc, marks=WIDE) for d, bc in ((128, 128), (256, 64))),
-    ],
+    each([(64, 128), (64, 64), (128, 64), (128, 128), (256, 64)], 5),
 )
 def test_s_ahead_keeps_exp2_under_the_matrix_instructions(head_dim: int, bc: int) -> None:
     spec = make_spec("bfloat16", head_dim, "causal")
@@ -299,10 +295,7 @@ def test_a_draw_serves_more_than_one_element(direction: Any) -> None:
 
 @pytest.mark.parametrize(
     ("direction", "tile", "dim", "stages"),
-    [
-        pytest.param("backward_dkv", (64, 128), 64, 3, marks=pytest.mark.slow("make test has dQ")),
-        ("backward_dq", (128, 64), 128, 2),
-    ],
+    each([("backward_dq", (128, 64), 128, 2), ("backward_dkv", (64, 128), 64, 3)], 2),
 )
 def test_shared_bound_of_backward_kernels_is_a_bound(
     direction: Any, tile: tuple[int, int], dim: int, stages: int

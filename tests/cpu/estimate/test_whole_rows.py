@@ -64,14 +64,7 @@ def tuned(gpu: Gpu, head_dim: int, mask: Any) -> tuple[AttentionSpec, KernelConf
     ("gpu", "head_dim", "mask"),
     [
         (A100, 256, "none"),
-        *(
-            pytest.param(gpu, dim, mask, marks=pytest.mark.slow("one kernel stands for all"))
-            for gpu, dim, mask in (
-                (A100, 256, "causal"),
-                (A100, 192, "causal"),
-                (RTX_4090, 256, "causal"),
-            )
-        ),
+        *each([(A100, 256, "causal"), (A100, 192, "causal"), (RTX_4090, 256, "causal")]),
     ],
     ids=lambda value: getattr(value, "slug", str(value)),
 )

@@ -29,7 +29,7 @@ from flashgen.schedules.outcome import Status, Timing
 from flashgen.spec.gpu import known_target
 from flashgen.spec.problem import Problem, flops, workload
 from tests.evaluator_contract import STAGES, EvaluatorContract, FaultsContract, played
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 H200 = known_target("nvidia_h200")
 SPEC = make_spec(head_dim=64)
@@ -361,15 +361,7 @@ class TestGpu:
         assert [o.status for o in outcomes] == [Status.OK, status, Status.OK]
 
 
-@pytest.mark.parametrize(
-    "slug",
-    [
-        "nvidia_h200",
-        pytest.param(
-            "nvidia_a100_sxm4_80gb", marks=pytest.mark.slow("make test proves a sample of it")
-        ),
-    ],
-)
+@pytest.mark.parametrize("slug", each(["nvidia_h200", "nvidia_a100_sxm4_80gb"], 2, "6 s"))
 def test_offline_for_real(slug: str, tmp_path: Path) -> None:
     """No stand-ins: a kernel compiled, interpreted and estimated, in children."""
     with OfflineEvaluator(known_target(slug), tmp_path, 1) as evaluator:

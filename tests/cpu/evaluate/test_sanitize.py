@@ -32,7 +32,7 @@ from flashgen.spec.vocabulary import Direction
 from flashgen.table.table_file import load
 from flashgen.tune import verify as verifying
 from flashgen.tune.verify import execute
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 from tests.tables import made_entry, made_table
 
 B200 = TARGETS["nvidia_b200"]
@@ -49,24 +49,20 @@ def of_table(slug: str, direction: str) -> tuple[AttentionSpec, KernelConfig]:
     )
 
 
-OTHERS = pytest.mark.slow("make test has a forward, and dK and dV")
-
-
 @pytest.mark.parametrize(
     ("slug", "arch", "direction"),
     [
         ("nvidia_h100_80gb_hbm3", "sm_90", "forward"),
-        pytest.param("nvidia_h100_80gb_hbm3", "sm_90", "backward_delta", marks=OTHERS),
         ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dkv"),
-        pytest.param("nvidia_h100_80gb_hbm3", "sm_90", "backward_dq", marks=OTHERS),
-        pytest.param("nvidia_h100_80gb_hbm3", "sm_90", "backward_fused", marks=OTHERS),
         ("nvidia_a100_sxm4_80gb", "sm_80", "forward"),
         ("nvidia_b200", "sm_100", "forward"),
-        pytest.param(
-            "nvidia_geforce_rtx_5090",
-            "sm_120",
-            "forward",
-            marks=pytest.mark.slow("its instructions are those of sm_80"),
+        *each(
+            [
+                ("nvidia_h100_80gb_hbm3", "sm_90", "backward_delta"),
+                ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dq"),
+                ("nvidia_h100_80gb_hbm3", "sm_90", "backward_fused"),
+                ("nvidia_geforce_rtx_5090", "sm_120", "forward"),
+            ]
         ),
     ],
 )

@@ -76,9 +76,7 @@ CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow("make test has sm_90"))]
-)
+@pytest.mark.parametrize("arch", each(["sm_90", "sm_80"], 2))
 @pytest.mark.parametrize("name", each(CALLS, 3))
 def test_a_split_call_is_right(name: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_right(monkeypatch, *CALLS[name], arch=arch)

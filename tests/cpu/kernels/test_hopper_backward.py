@@ -217,13 +217,7 @@ def test_scores_far_below_zero(
     ("dim", "config", "old", "new"),
     [
         (64, hopper("backward_fused"), "first_key + 64 > seq_k", "first_key > seq_k"),
-        pytest.param(
-            256,
-            shared_keys(),
-            "key_start + BC > seq_k",
-            "key_start > seq_k",
-            marks=pytest.mark.slow("make test has the 64 keys of a consumer"),
-        ),
+        *each([(256, shared_keys(), "key_start + BC > seq_k", "key_start > seq_k")]),
     ],
 )
 def test_a_ragged_end_that_is_not_masked_is_found(

@@ -346,9 +346,9 @@ class TestKilled:
         [
             ("the winner rather late", 16, "tpe"),
             ("the winner rather late", 30, "random"),
-            *(
-                pytest.param(*each, marks=pytest.mark.slow("make test has those of one guess"))
-                for each in itertools.product(GUESSES, (16, 30, len(SPACE)), ("random", "tpe"))
+            *each(
+                itertools.product(GUESSES, (16, 30, len(SPACE)), ("random", "tpe")),
+                why="make test has two",
             ),
         ],
     )

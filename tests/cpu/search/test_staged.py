@@ -16,7 +16,7 @@ from flashgen.search.goal import Found, NothingRight
 from flashgen.search.study import Trials
 from flashgen.spec.problem import workload
 from tests.fakes import Failing, FakeEvaluator, Killed
-from tests.makers import make_config
+from tests.makers import each, make_config
 from tests.searches import (
     BEST,
     DEFAULT,
@@ -168,18 +168,19 @@ class TestWhatIsEvaluated:
         assert found.winner.timing is not None
 
 
-SLOW = pytest.mark.slow("a second and a half a search")
-
-
 class TestKilled:
     @pytest.mark.parametrize(
         ("fields", "sampler"),
-        [
-            ({"guess": noisy}, "auto"),
-            ({"source": "estimated"}, "auto"),
-            pytest.param({"source": "measured"}, "auto", marks=SLOW),
-            pytest.param({"guess": noisy}, "exhaustive", marks=SLOW),
-        ],
+        each(
+            [
+                ({"guess": noisy}, "auto"),
+                ({"source": "measured"}, "auto"),
+                ({"source": "estimated"}, "auto"),
+                ({"guess": noisy}, "exhaustive"),
+            ],
+            2,
+            "a second and a half a search",
+        ),
     )
     def test_a_resumed_search_repeats_nothing_and_ends_alike(
         self, tmp_path: Path, fields: dict[str, Any], sampler: str

@@ -287,6 +287,7 @@ def test_ruff_has_nothing_to_change(out: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow("a program that imports torch; test_wheel has one")
 def test_the_package_can_be_imported_and_called(out: Path) -> None:
     code = (
         "import torch; from generated.dispatcher import attention, digest, explain;"
