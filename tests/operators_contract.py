@@ -98,7 +98,7 @@ class OperatorsContract:
     def fresh_dynamo(self) -> None:
         torch._dynamo.reset()
 
-    @pytest.mark.parametrize("features", [False, True])
+    @pytest.mark.parametrize("features", each([True, False], 2, "seconds a call"))
     def test_opcheck_of_the_forward(
         self, dispatcher: Dispatcher, layout: str, features: bool
     ) -> None:
@@ -110,7 +110,9 @@ class OperatorsContract:
             given[6].requires_grad_()  # the sinks
         torch.library.opcheck(torch.ops.flashgen.attention_forward.default, given)
 
-    @pytest.mark.parametrize("wanted", [(True,) * 5, (False, True, False, False, False)])
+    @pytest.mark.parametrize(
+        "wanted", [(True,) * 5, *each([[False, True, False, False, False]], why="a second a call")]
+    )
     def test_opcheck_of_the_backward(
         self, dispatcher: Dispatcher, layout: str, wanted: tuple[bool, ...]
     ) -> None:

@@ -13,7 +13,7 @@ from flashgen.evaluate.check_cache import DecodeCase
 from flashgen.kernels.render import render
 from flashgen.runtime.varlen import attention_varlen
 from flashgen.schedules.defaults import default_config, default_spec
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 from tests.proving import mutant_passes, prove, sampled
 from tests.serving import serve
 
@@ -58,7 +58,7 @@ def test_decode_with_features(on: dict[str, Any], seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "on", [{"dropout": True, "sink": True}, {"fp8": True}], ids=lambda on: "-".join(on)
+    "on", each([{"dropout": True, "sink": True}, {"fp8": True}], 2), ids=lambda on: "-".join(on)
 )
 def test_forward_with_features(on: dict[str, Any], seed: int) -> None:
     spec = make_spec("float16", 512, "causal", **on)

@@ -134,6 +134,7 @@ def test_a_model_with_an_attention_of_its_own_is_refused(
         run(input_ids=batch("none")["input_ids"])
 
 
+@pytest.mark.slow("5 s; tests/cpu compiles models without kernels")
 def test_a_model_compiles_into_one_graph(launched: list[str]) -> None:
     torch._dynamo.reset()
     model, given = make_model("llama", "flashgen"), batch("right")
