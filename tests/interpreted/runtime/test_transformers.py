@@ -14,6 +14,7 @@ from flashgen.runtime import transformers as backend
 from flashgen.runtime.adapters.transformers_attention import BOUNDS
 from flashgen.runtime.sdpa import scaled_dot_product_attention
 from tests.language_models import CONFIGS, batch, make_model, trained
+from tests.makers import each
 from tests.serving import record_directions, serve
 
 transformers = pytest.importorskip("transformers")
@@ -226,3 +227,17 @@ def test_t5_trains_by_kernels_as_with_eager(launched: list[str]) -> None:
         torch.testing.assert_close(
             found[0][name], wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@pytest.mark.parametrize("padding", each(["left", "none"], 2, "make test proves a sample of it"))
+def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) -> None:
+    given = {name: x for name, x in batch(padding).items() if name != "labels"}
+    texts = []
+    for attention in (*backend.NAMES, "eager"):
+        model = make_model("llama", attention).eval()
+        made = model.generate(  # type: ignore[operator]
+            **given, max_new_tokens=3, do_sample=False, use_cache=True, pad_token_id=0
+        )
+        texts.append(made)
+    assert all(torch.equal(made, texts[-1]) for made in texts)
+    assert "backward_dkv" not in launched
