@@ -88,7 +88,9 @@ class TestGpuFaults(FaultsContract):
         return gpu_evaluator(tmp_path)
 
 
-BOTH = pytest.mark.parametrize("make", [offline_evaluator, gpu_evaluator])
+BOTH = pytest.mark.parametrize(
+    "make", each([gpu_evaluator, offline_evaluator], 2, "make test has that of a GPU")
+)
 
 
 @BOTH
@@ -227,7 +229,7 @@ class TestOffline:
             assert outcome.status is status
             assert (outcome.check is None) == (behaviour == "nan")
 
-    @pytest.mark.parametrize("spoiled", ["", "{", "[]", '{"check": {}}'])
+    @pytest.mark.parametrize("spoiled", ["{", '{"check": {}}'])
     def test_a_torn_cache_file_is_made_again(self, tmp_path: Path, spoiled: str) -> None:
         with offline_evaluator(tmp_path) as evaluator:
             (first,) = evaluator.evaluate("check", SPEC, PROBLEM, GOOD[:1])
