@@ -75,6 +75,7 @@ class TestGpuContract(EvaluatorContract):
 @pytest.mark.usefixtures("estimates")
 class TestOfflineFaults(FaultsContract):
     fault_stages = ("compile", "check")
+    slow_stages = ("compile",)
 
     def make(self, tmp_path: Path) -> OfflineEvaluator:
         return offline_evaluator(tmp_path)

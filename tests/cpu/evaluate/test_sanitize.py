@@ -183,6 +183,7 @@ def test_what_cannot_be_executed_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.lines() == [f"FAILED  {result.name}: the instruction tcgen05 is not known"]
 
 
+@pytest.mark.slow("a large kernel: 3.5 s")
 def test_a_kernel_that_does_not_fit_a_block_is_not_executed() -> None:
     spec, config = make_spec("bfloat16", 256), make_config(128, 128, num_warps=8, num_stages=2)
     result = sanitize(spec, config, "sm_100", cases=[CASE])

@@ -73,6 +73,7 @@ def test_windows_at_the_ends(name: str) -> None:
     assert_right(spec, blackwell(bc=64), [case(*shapes[name])] * 7)  # a window each
 
 
+@pytest.mark.slow("4 s; schedule hopper's walk is in make test")
 def test_tiles_that_no_row_sees_are_not_loaded(loads: dict[int, list[Load]]) -> None:  # noqa: F811
     spec, config = make_spec("bfloat16", 64, "causal", window=True), blackwell(bc=64)
     q, k, v = torch.randn(3, 1, 1, 768, 64).bfloat16()

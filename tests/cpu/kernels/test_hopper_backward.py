@@ -203,7 +203,7 @@ def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(
 
 @pytest.mark.parametrize(
     ("direction", "dim", "config", "mask"),
-    each([(*kind, mask) for mask in ("none", "causal") for kind in KINDS], 16),
+    each([(*kind, mask) for mask in ("none", "causal") for kind in KINDS]),
 )
 def test_scores_far_below_zero(
     direction: Direction, dim: int, config: KernelConfig, mask: str
@@ -228,6 +228,7 @@ def test_a_ragged_end_that_is_not_masked_is_found(
     assert not all(bool(gradient.isfinite().all()) for gradient in found)
 
 
+@pytest.mark.slow("a kernel; schedule blackwell and packed sequences have such keys")
 def test_keys_that_no_row_sees_have_no_gradient() -> None:
     """More keys than queries, aligned at the top: the last tile's rows begin past the end."""
     spec, config = spec_of("backward_fused", "causal"), hopper("backward_fused")

@@ -34,7 +34,7 @@ from flashgen.table.table import Table
 from flashgen.table.table_file import load
 from flashgen.tune import precompile
 from tests.cpu.kernels.test_specialization import CompileOnly, CompileOnlyDriver
-from tests.makers import each, make_config, make_spec
+from tests.makers import make_config, make_spec
 from tests.serving import SHIPPED
 from tests.tables import made_entry, made_run
 
@@ -293,8 +293,9 @@ class TestWhichKernels:
         with pytest.raises(InvalidArgument, match="--feature must be one of"):
             precompile.kernels_to_build(self.TABLE, H200, defaults=False, features=["no"])
 
-    @pytest.mark.parametrize("slug", each(["nvidia_h100_pcie", "nvidia_h200", "nvidia_l4"], 3))
-    @pytest.mark.parametrize("seq", each([100, 5000], 2))
+    @pytest.mark.slow("4 s each; tests/driver launches what was packaged")
+    @pytest.mark.parametrize("slug", ["nvidia_h100_pcie", "nvidia_h200", "nvidia_l4"])
+    @pytest.mark.parametrize("seq", [100, 5000])
     def test_they_are_what_a_call_launches(
         self, slug: str, seq: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
