@@ -184,11 +184,6 @@ def measured() -> list[Landscape]:
     return [e for e in found if len(e.points) >= LEAST_POINTS and e.source == "measured"]
 
 
-def cold(landscape: Landscape) -> Landscape:
-    """The landscape without seeds, guesses and a meaning of its order."""
-    return replace(landscape, seeds=(), guesses=None, likely_first=False)
-
-
 def started(landscape: Landscape, seed: int) -> Landscape:
     """The landscape with seeds, for the search of this seed."""
     if landscape.seeds:
@@ -206,26 +201,17 @@ class Runs:
         self._path = path
         content = path.read_bytes() if path is not None and path.exists() else b""
         lines, whole = whole_lines(content)
-        self._known = {tuple(key): tuple(regrets) for key, regrets in map(json.loads, lines)}
+        self.known = {tuple(key): tuple(regrets) for key, regrets in map(json.loads, lines)}
         if path is not None and whole < len(content):
             path.write_bytes(content[:whole])
 
-    def get(self, key: tuple[str, ...]) -> tuple[float, ...] | None:
-        """The regrets of a search that is done."""
-        return self._known.get(key)
-
     def add(self, key: tuple[str, ...], regrets: tuple[float, ...]) -> None:
         """Keep the regrets of a search."""
-        self._known[key] = regrets
+        self.known[key] = regrets
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
                 print(json.dumps([key, regrets]), file=file)
-
-
-def digest(*parts: bytes) -> str:
-    """Changes with what is hashed."""
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
 
 def regrets_of(
@@ -235,14 +221,15 @@ def regrets_of(
     by = version("optuna")
     if contender == "auto":  # with the code of flashgen's search
         code = sorted((ROOT / "flashgen" / "search").glob("*.py"))
-        by = digest(*(path.read_bytes() for path in code))
-    of = digest(dump(landscape).encode())
+        by = hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()[:12]
+    of = hashlib.sha256(dump(landscape).encode()).hexdigest()[:12]
     found = []
     for seed in range(seeds):
         key = of, contender, by, str(warm), str(SEEDS), str(seed)
-        regrets = runs.get(key)
+        regrets = runs.known.get(key)
         if regrets is None:
-            searched = started(landscape, seed) if warm else cold(landscape)
+            cold = replace(landscape, seeds=(), guesses=None, likely_first=False)
+            searched = started(landscape, seed) if warm else cold
             method = Method(sampler=CONTENDERS[contender], seed=seed)
             some = replay(searched, method, AT[-1], warm=warm)
             regrets = some + some[-1:] * (AT[-1] - len(some))
@@ -263,16 +250,6 @@ def curve_of(regrets: Sequence[Sequence[float]]) -> Curve:
 def per_cent(regret: float) -> str:
     """A regret as a table shows it; nothing ran yet where it is infinite."""
     return f"{100 * regret:.1f}" if math.isfinite(regret) else "-"
-
-
-def title(landscape: Landscape) -> str:
-    """What it is, in a line."""
-    failed = sum(time is None for time in landscape.times)
-    source = landscape.source.upper() if landscape.source == "estimated" else landscape.source
-    return (
-        f"{landscape.name}: {source}, {len(landscape.points)} points, {failed} failing, "
-        f"{len(landscape.seeds)} seeds"
-    )
 
 
 def table(found: Mapping[str, Curve]) -> Iterator[str]:
@@ -325,7 +302,10 @@ def main() -> None:
             found = regrets_of(landscape, name, count, runs, warm=not asked.cold)
             curves[name] = curve_of(found)
         done.append(curves)
-        new = ["", title(landscape), "", *table(curves)]
+        source = landscape.source.upper() if landscape.source == "estimated" else landscape.source
+        counts = f"{len(landscape.points)} points, {landscape.times.count(None)} failing"
+        told = f"{landscape.name}: {source}, {counts}, {len(landscape.seeds)} seeds"
+        new = ["", told, "", *table(curves)]
         print("\n".join(new), flush=True)
         lines += new
     lines += ["", f"All {len(every)} landscapes:", "", *summary(done)]

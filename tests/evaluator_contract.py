@@ -173,10 +173,13 @@ class FaultsContract:
 
     fault_stages: tuple[Stage, ...]
     """The stages that have a task of their own."""
+    slow_stages: tuple[Stage, ...] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        slow = pytest.mark.slow("a final round times each alone, too, after a fault")
-        stages = (pytest.param(s, marks=slow if s == "timed" else ()) for s in self.fault_stages)
+        slow = pytest.mark.slow("make test has it of another evaluator, or in the final round")
+        stages = (
+            pytest.param(s, marks=slow if s in self.slow_stages else ()) for s in self.fault_stages
+        )
         metafunc.parametrize("stage", list(stages))
 
     def make(self, tmp_path: Path) -> AbstractContextManager[Evaluator]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,19 +111,6 @@ def assert_found(
         except FaultsFound:
             return
     pytest.fail("nobody noticed")
-
-
-def each(names: Iterable[Any], every: int = 0) -> list[Any]:
-    """Parameters of a test, of which make test has each `every`-th, from the first on; 0: none."""
-    slow = pytest.mark.slow("a second a kernel, most of it compilation")
-    return [
-        name if every and place % every == 0 else pytest.param(*_several(name), marks=slow)
-        for place, name in enumerate(names)
-    ]
-
-
-def _several(name: Any) -> tuple[Any, ...]:
-    return name if isinstance(name, tuple) else (name,)
 
 
 @pytest.fixture

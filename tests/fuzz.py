@@ -14,7 +14,6 @@ import ast
 import contextlib
 import copy
 import functools
-import gzip
 import inspect
 import io
 import json
@@ -34,7 +33,6 @@ import pytest
 import torch
 
 import flashgen
-from benchmarks import recorded
 from flashgen import cli, paths
 from flashgen.bench.case import BenchCase
 from flashgen.bench.race import RaceResult
@@ -55,7 +53,6 @@ from flashgen.ptx.text import parse as parse_ptx
 from flashgen.report.html import write_report
 from flashgen.runtime import flash_attn, flash_attn_3, flash_attn_4, kernel_files, xformers
 from flashgen.schedules.outcome import Outcome, Status, Timing
-from flashgen.search import Method
 from flashgen.search.log import Log, outcomes_of
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table import emit
@@ -465,34 +462,6 @@ def triton_cache(folder: Path) -> Iterator[None]:
         yield
 
 
-LANDSCAPE: dict[str, Any] = {
-    "schema_version": "1.0.0", "flashgen": {"name": "x", "source": "measured", "seeds": [1], "likely_first": True},
-    "results": [
-        {
-            "configuration": {"a": a, "b": "c"}, "invalidity": "correct", "times": {},
-            "measurements": [
-                {"name": "time", "value": 2.5, "unit": "us"}, {"name": "estimate", "value": 2, "unit": "us"},
-            ],
-        }
-        for a in (1, 0.5)
-    ],
-}  # fmt: skip
-
-
-def landscape(draw: random.Random, folder: Path) -> None:
-    """A landscape, gzipped or not; an accepted one is searched, written and read."""
-    content = text_of(draw, LANDSCAPE)
-    path = folder / "space.json"
-    if draw.random() < 0.3:
-        path, content = folder / "space.json.gz", gzip.compress(content)
-        content = _bytes(draw, content) if draw.random() < 0.5 else content
-    write_whole(path, content)
-    for found in read(lambda: recorded.read(path, demand_printable)) or ():
-        assert recorded.replay(found, Method(), 3)
-        write_whole(folder / "again.json", recorded.dump(found))
-        assert recorded.read(folder / "again.json") == [found]
-
-
 MODELS: tuple[dict[str, Any], ...] = (
     {
         "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "head_dim": 128,
@@ -753,12 +722,11 @@ TARGETS: dict[str, tuple[Target, int]] = {
     "replay": (replay, 25),
     "ptx": (ptx_text, 40),
     "cubin": (cubin, 10),
-    "landscape": (landscape, 40),
     "command": (command, 35),
     "call": (call, 40),
     "drop_in": (drop_in, 30),
 }
-"""What reads the input, and how many of 575 cases it gets."""
+"""What reads the input, and how many cases make test has of it."""
 
 
 @contextlib.contextmanager

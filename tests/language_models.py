@@ -79,18 +79,3 @@ def trained(model: nn.Module, given: dict[str, Tensor]) -> tuple[Tensor, Tensor,
     found.loss.backward()
     grads = {name: x.grad for name, x in model.named_parameters() if x.grad is not None}
     return found.logits[given["attention_mask"] == 1], found.loss, grads
-
-
-def generated(name: str, attention: str, cache: str) -> Tensor:
-    """Two ragged prompts and the 32 tokens that follow: past the windows, and past a tile."""
-    model = make_model(name, attention).eval()
-    for x in model.parameters():
-        x.data *= 3  # tiny random models repeat themselves
-    given = {name: x for name, x in batch("left").items() if name != "labels"}
-    made: Tensor = model.generate(  # type: ignore[operator]
-        **given, max_new_tokens=32, do_sample=False, use_cache=True, pad_token_id=0,
-        cache_implementation=cache, eos_token_id=None,
-    )  # fmt: skip
-    assert made.shape == (2, 18 + 32)
-    assert len(set(made[:, 18:].flatten().tolist())) > 4
-    return made

@@ -20,6 +20,7 @@ from flashgen.inputs.features import Features, all_parts_of
 from flashgen.inputs.packed import from_bounds
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.varlen import attention_varlen
+from tests.makers import each
 from tests.serving import leaves
 
 LAYOUTS = ("bhsd", "bshd", "turned", "expanded", "every_other")
@@ -86,7 +87,8 @@ class OperatorsContract:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if "layout" in metafunc.fixturenames:
-            metafunc.parametrize("layout", self.layouts)
+            few = 4 if "opcheck" in metafunc.function.__name__ else 1
+            metafunc.parametrize("layout", each(self.layouts, few, "seconds a layout"))
 
     @pytest.fixture
     def dispatcher(self) -> Dispatcher:
@@ -96,7 +98,7 @@ class OperatorsContract:
     def fresh_dynamo(self) -> None:
         torch._dynamo.reset()
 
-    @pytest.mark.parametrize("features", [False, True])
+    @pytest.mark.parametrize("features", each([True, False], 2, "seconds a call"))
     def test_opcheck_of_the_forward(
         self, dispatcher: Dispatcher, layout: str, features: bool
     ) -> None:
@@ -108,7 +110,9 @@ class OperatorsContract:
             given[6].requires_grad_()  # the sinks
         torch.library.opcheck(torch.ops.flashgen.attention_forward.default, given)
 
-    @pytest.mark.parametrize("wanted", [(True,) * 5, (False, True, False, False, False)])
+    @pytest.mark.parametrize(
+        "wanted", [(True,) * 5, *each([[False, True, False, False, False]], why="a second a call")]
+    )
     def test_opcheck_of_the_backward(
         self, dispatcher: Dispatcher, layout: str, wanted: tuple[bool, ...]
     ) -> None:
@@ -141,7 +145,7 @@ class OperatorsContract:
             for a, b in zip(found, want, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
 
-    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    @pytest.mark.parametrize("backend", each(["aot_eager", "eager"], 2, "torch compiles"))
     def test_compiled_without_a_graph_break_for_any_length(
         self, dispatcher: Dispatcher, backend: str
     ) -> None:
@@ -237,7 +241,7 @@ class OperatorsContract:
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
 
-    @pytest.mark.parametrize("strict", [False, True])
+    @pytest.mark.parametrize("strict", each([True, False], 2, "torch exports"))
     def test_exported_and_run_with_other_lengths(
         self, dispatcher: Dispatcher, strict: bool
     ) -> None:

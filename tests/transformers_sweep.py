@@ -3,13 +3,11 @@
     python -m tests.transformers_sweep                      the list that docs/integrations.md shows
     python -m tests.transformers_sweep --types llama t5     what became of these
     python -m tests.transformers_sweep --ways               the table that docs/integrations.md shows
-    python -m tests.transformers_sweep --out FILE           appends each result to FILE, and leaves out
-                                                            what is there; sweeps may share one
 
 Outputs, gradients of all parameters and generation agree with eager's in every way of WAYS that the
 model has, and attention weights are refused; or the model is refused by name, or its packed batches
 are. Everything else is a difference, and the exit code is 1. Models run in a process of their own:
-one that crashes or hangs takes none with it. On CPU tensors torch computes, so this is about masks
+one that crashes takes none with it. On CPU tensors torch computes, so this is about masks
 and arguments; the kernels are in tests/interpreted.
 """
 
@@ -18,18 +16,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import os
 import resource
-import select
-import subprocess
 import sys
 import textwrap
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,7 +30,7 @@ from torch import Tensor
 
 from flashgen.errors import InvalidArgument
 from flashgen.runtime import transformers as backend
-from tests import tiny_models
+from tests import programs, tiny_models
 
 EQUAL = "equal"
 AS_SDPA = "equal to sdpa of transformers, whose own eager attention fails"
@@ -55,7 +48,6 @@ RTOL = 1e-4
 the largest of all: that of a key's bias is 0 but for rounding errors."""
 
 TOKENS = 6
-TIMEOUT_S = 600  # a second of work, on a machine that does much else
 MEMORY_BYTES = 10 << 30
 
 
@@ -67,7 +59,6 @@ class Result:
     attention: str
     outcome: str
     detail: str = ""
-    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +71,6 @@ class Run:
 
 def compare(model_type: str, names: Sequence[str] = backend.NAMES) -> list[Result]:
     """What becomes of a model of this type with each name of ours. Raises nothing."""
-    began = time.process_time()
     try:
         config = tiny_models.make_config(model_type)
         model = tiny_models.make_model(config, "eager")
@@ -89,9 +79,8 @@ def compare(model_type: str, names: Sequence[str] = backend.NAMES) -> list[Resul
         found = [(name, *_outcome(config, choice, name, eager)) for name in names]
     except Exception as error:  # whatever a model may raise
         found = [(name, NOT_BUILT, _said(error)) for name in names]
-    spent = (time.process_time() - began) / len(found)
     return [
-        Result(model_type=model_type, attention=name, outcome=outcome, detail=detail, cpu_s=spent)
+        Result(model_type=model_type, attention=name, outcome=outcome, detail=detail)
         for name, outcome, detail in found
     ]
 
@@ -384,77 +373,27 @@ def _first_difference(found: dict[str, Tensor], wanted: dict[str, Tensor], atol:
     return ""
 
 
-# ---- one process for many models, another where it dies ----------------------------------------
+# ---- a process for each model ------------------------------------------------------------------
 
 
-def sweep(model_types: Sequence[str], out: Path | None = None) -> Iterator[Result]:
-    """What becomes of each type, those first that `out` has."""
-    known: dict[str, list[Result]] = defaultdict(list)
-    if out is not None and out.exists():
-        for line in out.read_text().splitlines():
-            result = Result(**json.loads(line))
-            known[result.model_type].append(result)
-    worker: subprocess.Popen[str] | None = None
-    try:
-        for model_type in model_types:
-            if model_type in known:
-                yield from known[model_type]
-                continue
-            worker = worker if worker is not None and worker.poll() is None else _worker()
-            results = _answer(worker, model_type)
-            if out is not None:
-                with out.open("a") as file:  # one write: no other sweep's lines come between
-                    file.write("".join(json.dumps(asdict(result)) + "\n" for result in results))
-            yield from results
-    finally:
-        if worker is not None:
-            worker.kill()
-            worker.wait()
+def sweep(model_types: Sequence[str]) -> Iterator[Result]:
+    """What becomes of each type; one that ends its process is a difference."""
+    for model_type in model_types:
+        done = programs.run(["-m", "tests.transformers_sweep", "--one", model_type])
+        if done.returncode == 0:
+            yield from (Result(**each) for each in json.loads(done.stdout.splitlines()[-1]))
+            continue
+        why = f"the process ended with exit code {done.returncode}"
+        for name in backend.NAMES:
+            yield Result(model_type=model_type, attention=name, outcome=DIFFERS, detail=why)
 
 
-def _worker() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.transformers_sweep", "--worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def _answer(worker: subprocess.Popen[str], model_type: str) -> list[Result]:
-    """A worker's results; those of one that dies or is killed after TIMEOUT_S are differences."""
-    assert worker.stdin is not None
-    assert worker.stdout is not None
-    line = ""
-    try:
-        worker.stdin.write(f"{model_type}\n")
-        worker.stdin.flush()
-        if select.select([worker.stdout], [], [], TIMEOUT_S)[0]:
-            line = worker.stdout.readline()
-    except BrokenPipeError:
-        pass
-    if line:
-        return [Result(**result) for result in json.loads(line)]
-    worker.kill()
-    code = worker.wait()
-    detail = f"the process ended with exit code {code}, or took {TIMEOUT_S} seconds"
-    return [
-        Result(model_type=model_type, attention=name, outcome=DIFFERS, detail=detail)
-        for name in backend.NAMES
-    ]
-
-
-def _work() -> None:
-    """Answer each line of the input, a model type, by one of JSON; what models print is dropped."""
+def _one(model_type: str) -> None:
+    """Print what becomes of a type as the last line, of JSON."""
     prepare()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        answers.write(json.dumps([asdict(result) for result in compare(line.strip())]) + "\n")
-        answers.flush()
+    found = [asdict(result) for result in compare(model_type)]
+    print(f"\n{json.dumps(found)}")
 
 
 def prepare() -> None:
@@ -535,24 +474,20 @@ def reason(message: str) -> str:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tests.transformers_sweep")
     parser.add_argument("--types", nargs="+", help="these alone, one line each")
-    parser.add_argument("--out", type=Path, help="a file of results to go on from")
     parser.add_argument("--ways", action="store_true", help="what each model is called with")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    if given.worker:
-        _work()
-        return 0
-    if given.ways:
-        print(ways())
+    if given.one or given.ways:
+        _one(given.one) if given.one else print(ways())
         return 0
     results = []
-    for result in sweep(given.types or model_types(), given.out):
+    for result in sweep(given.types or model_types()):
         results.append(result)
         if given.types:
             print(result.model_type, result.attention, result.outcome, result.detail)
+    programs.RUNNING.close()
     if not given.types:
         print(table(results))
-    print(f"{sum(result.cpu_s for result in results):.0f} CPU-seconds", file=sys.stderr)
     different = [result for result in results if result.outcome == DIFFERS]
     for result in different:
         print(f"{result.model_type} {result.attention}: {result.detail}", file=sys.stderr)

@@ -48,15 +48,12 @@ def page(lines: Sequence[Line]) -> Iterator[str]:
         yield f"{name}: {right}, {seconds:.0f} s, {compiled} kernels compiled"
         yield from (f"  {b['status']}: {b['key']}: {b.get('detail', '')}"[:160] for b in bad[:3])
         for line in mine:
-            rows = line.get("rows") or _rates(line.get("case"))
+            rows = line.get("rows") or {
+                each["name"].removeprefix("ladder: "): each["tflops"]
+                for each in (line.get("case") or {"lines": ()})["lines"]
+            }
             if rows and line["kind"] != "host":
                 told = ", ".join(f"{row} {value:.0f}" for row, value in rows.items() if value)
                 yield f"  {line['key']}: {told}"
     pairs, _ = pairs_of(outcomes_of(done))
     yield from table_lines(calibrations(pairs)) if pairs else ()
-
-
-def _rates(case: Line | None) -> dict[str, float]:
-    """TFLOP/s of the contenders of a case."""
-    lines = case["lines"] if case else ()
-    return {each["name"].removeprefix("ladder: "): each["tflops"] for each in lines}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flashgen import settings
+from flashgen.runtime import Dispatcher
 
 torch.set_num_threads(1)
 
@@ -21,3 +22,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
+    from tests.serving import serve
+
+    return serve(monkeypatch)

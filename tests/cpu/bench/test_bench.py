@@ -326,33 +326,10 @@ def measured_cases() -> list[Measured]:
 
 
 class TestTelling:
-    def test_columns_stand_below_one_another_whatever_the_names(self) -> None:
-        case, _ = case_of()
-        lines = [measured(500, "ladder: s_ahead, descriptors, longest"), measured(5, "SDPA")]
-        lines.append(dataclasses.replace(lines[0], timing=None, detail="why"))
-        _, first, second, third = listing.case_lines(case, lines)
-        assert first.index(" us") == second.index(" us")
-        assert "longest  " in first
-        assert "longest  ok" in third
-
     def test_summary_is_of_right_peers_and_long_keys(self) -> None:
         (sentence,) = listing.summaries(measured_cases())
         assert "0.98 in geometric mean of 2, least 0.88" in sentence  # sqrt(1.1 * 0.88)
         assert "s8192" in sentence
-
-    def test_names_are_apart_from_what_follows(self) -> None:
-        case = next(iter(cases(Sizes(
-            directions=["forward"], dtype="bfloat16", head_dims=[64], seqs=[512], masks=["none"], batches=[]
-        ))))  # fmt: skip
-        names = [f"ladder: {step.name}" for step in ladder.STEPS] + ["a" * 40]
-        lines = [measured(300, name) for name in names]
-        lines += [dataclasses.replace(line, timing=None, status="left out") for line in lines]
-        _, *rows = listing.case_lines(case, iter(lines))
-        starts = set()
-        for name, row in zip([*names, *names], rows, strict=True):
-            assert row.startswith(f"  {name}  ")
-            starts.add(row[44:].startswith(("left out", " ")))
-        assert starts == {True}  # columns are one below the other
 
     def test_markdown_strikes_wrong_figures_through(self) -> None:
         text = listing.markdown(measured_cases(), ["H200"])
@@ -377,65 +354,6 @@ class TestTelling:
         assert "SDPA cuDNN" not in series
         assert axes.get_title() == "forward, head dim 64"
         assert axes.get_ylim() == (0.0, pytest.approx(1.05 * 800.0))  # the frame cuts no mark
-
-    def test_a_picture_has_one_legend_below_a_footer_and_flashgen_on_top(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        drawn: list[Any] = []
-        monkeypatch.setattr(picture, "save", lambda figure, *_: drawn.append(figure))
-        names = ["SDPA flash", "flashgen", *(f"contender {n}" for n in range(6))]
-        found = [
-            dataclasses.replace(
-                case, lines=tuple(measured(100 + 9 * n, name) for n, name in enumerate(names))
-            )
-            for case in measured_cases()
-        ]
-        run = {"gpu": {"name": "NVIDIA H200"}, "dtype": "bfloat16", "date": "2026-11-22T09:00:00+00:00",
-               "flashgen": "0.1.0", "triton": "3.7.1", "torch": "2.13.0", "cuda": None}  # fmt: skip
-        footer = picture.footer_of(run)
-        assert (
-            footer
-            == "NVIDIA H200, bfloat16, 2026-11-22; flashgen 0.1.0, triton 3.7.1, torch 2.13.0"
-        )
-        picture.draw(found, tmp_path, ceilings=(800.0, None), footer=footer)
-        (figure,) = drawn
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-        (axes,) = figure.axes
-        (legend,) = figure.legends
-        assert axes.get_legend() is None
-        assert {text.get_text() for text in legend.get_texts()} == {*names, "cuBLAS, 800"}
-        (text,) = figure.texts
-        FigureCanvasAgg(figure).draw()
-        renderer = figure.canvas.get_renderer()
-        below, of_legend, inside = (x.get_window_extent(renderer) for x in (text, legend, axes))
-        assert text.get_text().replace("\n", " ") == footer
-        assert 0 < below.y0 < below.y1 <= of_legend.y0 < of_legend.y1 < inside.y0
-        lines = {line.get_label(): line.get_zorder() for line in axes.lines}
-        assert all(lines["flashgen"] > order for name, order in lines.items() if name != "flashgen")
-
-    def test_a_panel_has_at_most_eight_lines_and_the_ladder_a_file_of_its_own(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        drawn: dict[str, Any] = {}
-        monkeypatch.setattr(
-            picture, "save", lambda figure, path, _: drawn.update({path.stem: figure})
-        )
-        names = ["flashgen", *(f"rival {n}" for n in range(9)), *(f"ladder: {n}" for n in range(6))]
-        found = [
-            dataclasses.replace(case, lines=tuple(measured(100, name) for name in names))
-            for case in measured_cases()
-        ]
-        picture.draw(found, tmp_path, ceilings=(None, None))
-        assert list(drawn) == ["forward_none", "forward_none_2", "forward_none_ladder"]
-        shown = []
-        for figure in drawn.values():
-            (axes,) = figure.axes
-            looks = {(line.get_color(), line.get_marker()) for line in axes.lines}
-            assert len(looks) == len(axes.lines) <= 8
-            assert axes.lines[0].get_label() == "flashgen"
-            shown += [line.get_label() for line in axes.lines[1:]]
-        assert sorted(shown) == sorted(names[1:])
 
 
 class FakeEvaluator:

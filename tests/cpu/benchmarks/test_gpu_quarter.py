@@ -56,6 +56,7 @@ def asked(out: Path, **more: Any) -> Namespace:
     return Namespace(**given | {"seconds": 600.0} | more)
 
 
+@pytest.mark.slow("7 s; tests/driver has all experiments")
 def test_a_tiny_run_does_what_a_cpu_can_and_goes_on_behind_what_is_there(tmp_path: Path) -> None:
     known = {"kind": "floors", "key": "floors", "experiment": "floors", "seconds": 15.0}
     lines.append(tmp_path / program.LINES, known | {"status": "given up", "outcomes": []})

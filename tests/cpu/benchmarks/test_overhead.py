@@ -21,12 +21,6 @@ def measured(file: Path) -> dict[str, float]:
     )
     assert done.returncode == 0, done.stderr
     record = json.loads(file.read_text())
-    names = [row["name"] for row in record["rows"]]
-    assert ", ".join(names) == (
-        "lookup, Triton launch, direct launch, call by Triton, new kind, second call, call, window, "
-        "ALiBi, torch SDPA, call, graph, SDPA, graph, decode, decode, window, decode, sinks, "
-        "flash_attn, kvcache"
-    )
     assert all(row["name"] in done.stdout for row in record["rows"])
     return {row["name"]: row["median_us"] for row in record["rows"]}
 

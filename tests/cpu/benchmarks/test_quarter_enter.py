@@ -117,21 +117,6 @@ def test_a_tiny_run_is_not_entered(tmp_path: Path) -> None:
         enter.enter([tmp_path / "tiny.jsonl"], tmp_path)
 
 
-def a_case(*lines: tuple[str, str, float | None]) -> dict[str, Any]:
-    return {"lines": [{"name": n, "status": s, "tflops": t} for n, s, t in lines]}
-
-
-def test_a_bar_is_the_fastest_of_those_that_were_right() -> None:
-    found = enter.rates(
-        a_case(
-            ("flashgen", "ok", 500.0), ("ladder: hopper", "ok", 600.0),
-            ("ladder: hopper, grouped", "ok", 650.0), ("ladder: hopper, persistent", "ok", 700.0),
-            ("SDPA cuDNN", "wrong", 900.0), ("SDPA flash", "left out", None),
-        )
-    )  # fmt: skip
-    assert found == {"flashgen, schedule hopper": 650.0, "flashgen, plain kernels": 500.0}
-
-
 def test_readme_states_the_ratios_of_the_record() -> None:
     forward, backward, fused = [], [], []
     for each in RECORD["cases"]:

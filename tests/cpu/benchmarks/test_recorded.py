@@ -210,6 +210,48 @@ def times(outcomes: Iterable[Outcome]) -> dict[KernelConfig, float | None]:
     }
 
 
+COUNTS: dict[str, tuple[list[Outcome], dict[int, float | None]]] = {
+    "a failure at any stage": (
+        [
+            outcome(LEGAL[0], stage="compile"),
+            outcome(LEGAL[0], 10.0),
+            outcome(LEGAL[1], stage="compile", status=Status.SPILLS),
+            outcome(LEGAL[2], stage="check", status=Status.WRONG),
+            outcome(LEGAL[3], stage="rough", status=Status.RUN_ERROR),
+        ],
+        {0: 10.0, 1: None, 2: None, 3: None},
+    ),
+    "nothing where nothing is said": (
+        [
+            outcome(LEGAL[0], 10.0),
+            outcome(LEGAL[1], stage="compile"),  # and never timed
+            outcome(LEGAL[2], 11.0, status=Status.UNSTEADY),
+            outcome(LEGAL[3], status=Status.NO_ESTIMATE),
+            outcome(LEGAL[4], stage="compile", status=Status.QUARANTINED),
+            outcome(LEGAL[5], stage="compile", status=Status.COMPILE_ERROR),
+            outcome(LEGAL[5], stage="compile"),  # failed once, and passed later
+            outcome(LEGAL[6], stage="compile", status=Status.SPILLS, triton="3.6.0"),
+        ],
+        {0: 10.0},
+    ),
+    "the best measured stage": (
+        [
+            outcome(LEGAL[0], us, stage=stage)
+            for stage, us in (("rough", 1.0), ("timed", 3.0), ("final", 2.0))
+        ],
+        {0: 3.0},
+    ),
+    "the last of a stage": ([outcome(LEGAL[0], 2.0), outcome(LEGAL[0], 3.0)], {0: 3.0}),
+    "the rough time of what was dropped": (
+        [
+            outcome(LEGAL[0], 10.0),
+            outcome(LEGAL[1], 90.0, stage="rough", status=Status.DROPPED),
+        ],
+        {0: 10.0, 1: 90.0},
+    ),
+}
+
+
 class TestLog:
     def test_a_file(self, tmp_path: Path) -> None:
         lines = [json.dumps(outcome(c, 10.0 + n).to_json()) for n, c in enumerate(LEGAL[:3])]
@@ -235,53 +277,10 @@ class TestLog:
         (fewer,) = from_outcomes(outcome(config, 10.0) for config in LEGAL if config != seeds[0])
         assert len(fewer.seeds) == len(found.seeds) - 1
 
-    def test_what_failed_at_any_stage_failed(self) -> None:
-        known = times(
-            [
-                outcome(LEGAL[0], stage="compile"),
-                outcome(LEGAL[0], 10.0),
-                outcome(LEGAL[1], stage="compile", status=Status.SPILLS),
-                outcome(LEGAL[2], stage="check", status=Status.WRONG),
-                outcome(LEGAL[3], stage="rough", status=Status.RUN_ERROR),
-            ]
-        )
-        assert known == {LEGAL[0]: 10.0, LEGAL[1]: None, LEGAL[2]: None, LEGAL[3]: None}
-
-    def test_what_says_nothing_is_no_point(self) -> None:
-        known = times(
-            [
-                outcome(LEGAL[0], 10.0),
-                outcome(LEGAL[1], stage="compile"),  # and never timed
-                outcome(LEGAL[2], 11.0, status=Status.UNSTEADY),
-                outcome(LEGAL[3], status=Status.NO_ESTIMATE),
-                outcome(LEGAL[4], stage="compile", status=Status.QUARANTINED),
-            ]
-        )
-        assert known == {LEGAL[0]: 10.0}
-
-    def test_one_that_failed_and_passed_later_did_not_fail(self) -> None:
-        known = times(
-            [
-                outcome(LEGAL[0], 10.0),
-                outcome(LEGAL[1], stage="compile", status=Status.COMPILE_ERROR),
-                outcome(LEGAL[1], stage="compile"),
-            ]
-        )
-        assert known == {LEGAL[0]: 10.0}
-
-    @pytest.mark.parametrize("turned", [False, True])
-    def test_of_several_times_the_well_measured_one_counts(self, turned: bool) -> None:
-        stages: list[tuple[Stage, float]] = [("rough", 1.0), ("final", 2.0), ("timed", 3.0)]
-        found = [outcome(LEGAL[0], us, stage=stage) for stage, us in stages]
-        assert times(found[::-1] if turned else found) == {LEGAL[0]: 3.0}
-        assert times(found[:2][::-1] if turned else found[:2]) == {LEGAL[0]: 2.0}
-
-    def test_of_several_times_of_a_stage_the_last_counts(self) -> None:
-        assert times([outcome(LEGAL[0], 2.0), outcome(LEGAL[0], 3.0)]) == {LEGAL[0]: 3.0}
-
-    def test_one_that_was_dropped_has_its_rough_time(self) -> None:
-        slow = outcome(LEGAL[1], 90.0, stage="rough", status=Status.DROPPED)
-        assert times([outcome(LEGAL[0], 10.0), slow]) == {LEGAL[0]: 10.0, LEGAL[1]: 90.0}
+    @pytest.mark.parametrize("what", COUNTS)
+    def test_what_counts(self, what: str) -> None:
+        outcomes, expected = COUNTS[what]
+        assert times(outcomes) == {LEGAL[n]: us for n, us in expected.items()}
 
     @pytest.mark.parametrize(
         "changes",
@@ -301,19 +300,11 @@ class TestLog:
         )
         assert [each.times for each in found] == [(10.0,), (20.0,)]
 
-    def test_a_failure_counts_for_the_kernels_it_is_of(self) -> None:
-        broken = outcome(LEGAL[1], stage="compile", status=Status.SPILLS, triton="3.6.0")
-        assert times([outcome(LEGAL[0], 10.0), broken]) == {LEGAL[0]: 10.0}
-
     def test_estimates_beside_measurements_are_guesses(self) -> None:
         (found,) = from_outcomes(
             [outcome(LEGAL[0], 10.0, guess=7.0), outcome(LEGAL[1], 11.0), outcome(LEGAL[2])]
         )
         assert found.guesses == (7.0, None, None)
-
-    def test_estimates_are_no_guesses_of_themselves(self) -> None:
-        (found,) = from_outcomes([outcome(LEGAL[0], 10.0, guess=10.0, source="estimated")])
-        assert (found.source, found.guesses) == ("estimated", None)
 
     def test_of_a_gpu_nobody_knows_there_are_no_seeds(self) -> None:
         config = make_config(64, 64)
@@ -329,72 +320,39 @@ class TestLog:
         assert str(caught.value) == f"{path}: a log must hold the time of a config: it holds none"
 
 
-class TestDamage:
-    @staticmethod
-    def sentence(path: Path, error: type[FlashgenError] = FlashgenError) -> str:
-        with pytest.raises(error) as caught:
-            read(path)
-        text = str(caught.value)
-        assert text.startswith(str(path))
-        assert "\n" not in text
-        return text
+TEXT = dump(MADE).encode()
+DAMAGED: dict[bytes, str] = {
+    b"": "must be JSON, gzipped or not",
+    b"\xff\xfe\x00": "must be JSON, gzipped or not",
+    TEXT[:-40]: "must be JSON, gzipped or not",
+    b"\x1f\x8b": "must be JSON, gzipped or not",
+    gzip.compress(TEXT, mtime=0)[:-30]: "must be JSON, gzipped or not",
+    gzip.compress(TEXT, mtime=0)[:20] + bytes(200): "must be JSON, gzipped or not",
+    b"[" * 100_000: "must be JSON, gzipped or not",
+    b"[]": "must be results in the T4 format",
+    b'{"results": [{}]}': "must be results in the T4 format",
+    b'{"results": [{"configuration": {"x": 1}, "measurements": [{}]}]}': "in the T4 format",
+    b'{"flashgen": [], "results": []}': "must be results in the T4 format",
+    b'{"results": []}': "must have a point at least",
+    b'{"results": [{"configuration": {"x": 1}, "invalidity": "runtime"}]}': "a has none",
+    TEXT.replace(b'"seeds": [3, 0]', b'"seeds": [3, 9]'): "seeds are numbers of points",
+}
 
-    @pytest.mark.parametrize("name", ["no.json", "no.jsonl"])
-    def test_no_such_file(self, name: str, tmp_path: Path) -> None:
-        assert "there is no such" in self.sentence(tmp_path / name, InvalidArgument)
 
-    def test_a_folder(self, tmp_path: Path) -> None:
-        assert "cannot be read" in self.sentence(tmp_path)
+@pytest.mark.parametrize("content", DAMAGED, ids=lambda content: str(content[:12]))
+def test_a_damaged_file_is_one_sentence(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(FlashgenError, match=DAMAGED[content]) as caught:
+        read(path)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
 
-    @pytest.mark.parametrize(
-        "content",
-        [
-            b"",
-            b"no JSON",
-            b"\xff\xfe\x00",
-            dump(MADE).encode()[:-40],  # torn in the middle of a record
-            b"\x1f\x8b",
-            gzip.compress(dump(MADE).encode(), mtime=0)[:-30],
-            gzip.compress(dump(MADE).encode(), mtime=0)[:20] + bytes(200),
-            gzip.compress(b"no JSON", mtime=0),
-            b"[" * 100_000,
-        ],
-    )
-    def test_what_is_no_json(self, content: bytes, tmp_path: Path) -> None:
-        path = tmp_path / "damaged.json"
-        path.write_bytes(content)
-        assert "must be JSON, gzipped or not" in self.sentence(path)
 
-    @pytest.mark.parametrize(
-        "record",
-        [
-            {},
-            [],
-            3,
-            {"results": 3},
-            {"results": [{}]},
-            {"results": [[]]},
-            {"results": [{"configuration": {"x": 1}, "measurements": [{}]}]},
-            {"flashgen": [], "results": []},
-        ],
-        ids=str,
-    )
-    def test_json_of_something_else(self, record: Any, tmp_path: Path) -> None:
-        path = write(tmp_path, json.dumps(record))
-        assert "must be results in the T4 format" in self.sentence(path)
-
-    def test_no_results(self, tmp_path: Path) -> None:
-        path = write(tmp_path, json.dumps({"results": []}))
-        assert "must have a point at least" in self.sentence(path)
-
-    def test_no_time(self, tmp_path: Path) -> None:
-        failed = {"configuration": {"x": 1}, "invalidity": "runtime"}
-        path = write(tmp_path, json.dumps({"results": [failed]}), "A100.json")
-        assert self.sentence(path).endswith("needs a point with a time: A100 has none")
-
-    def test_a_seed_that_is_no_point(self, tmp_path: Path) -> None:
-        text = dump(MADE).replace('"seeds": [3, 0]', '"seeds": [3, 9]')
-        assert "seeds are numbers of points" in self.sentence(write(tmp_path, text))
-
-    def test_a_log_with_a_line_that_is_none(self, tmp_path: Path) -> None:
-        assert "line 1" in self.sentence(write(tmp_path, "{}\n", "gpu.jsonl"))
+def test_a_file_that_is_none_or_no_log_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="there is no such"):
+        read(tmp_path / "no.jsonl")
+    with pytest.raises(FlashgenError, match="cannot be read"):
+        read(tmp_path)
+    with pytest.raises(FlashgenError, match="line 1"):
+        read(write(tmp_path, "{}\n", "gpu.jsonl"))

@@ -22,7 +22,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS, Gpu
 from tests.compiled import compile_one, cubin_of
 from tests.cpu.estimate.test_whole_rows import tflops
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 A100, RTX_4090 = TARGETS["nvidia_a100_sxm4_80gb"], TARGETS["nvidia_geforce_rtx_4090"]
 pinned = pytest.mark.skipif(
@@ -41,14 +41,11 @@ def ampere(spec: AttentionSpec, br: int, bc: int, **fields: Any) -> KernelConfig
     ("gpu", "head_dim", "mask", "br", "bc", "least_tflops"),
     [
         (A100, 64, "causal", 64, 32, 0),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow("the largest kernels, and their replays"))
-            for row in (
-                (A100, 256, "none", 128, 64, 190), (A100, 256, "causal", 128, 64, 190),
-                (A100, 192, "causal", 64, 64, 185), (A100, 128, "causal", 128, 128, 200),
-                (RTX_4090, 256, "none", 128, 32, 145), (RTX_4090, 256, "causal", 128, 32, 145),
-            )
-        ),
+        *each([
+            (A100, 256, "none", 128, 64, 190), (A100, 256, "causal", 128, 64, 190),
+            (A100, 192, "causal", 64, 64, 185), (A100, 128, "causal", 128, 128, 200),
+            (RTX_4090, 256, "none", 128, 32, 145), (RTX_4090, 256, "causal", 128, 32, 145),
+        ]),
     ],
     ids=lambda value: getattr(value, "slug", str(value)),
 )  # fmt: skip

@@ -24,8 +24,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import workload
 from tests.compiled import compile_one
-from tests.executed import each
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 from tests.tables import made_entry
 
 H200, B200 = TARGETS["nvidia_h200"], TARGETS["nvidia_b200"]
@@ -93,9 +92,7 @@ def test_offline_its_program_is_executed_and_found_at_fault(tmp_path: Path) -> N
     each([(H200, CONFIG), (B200, make_config(64, 128, **AUTO))]),
     ids=["sm_90", "sm_100"],
 )
-@pytest.mark.parametrize(
-    "mask", ["causal", pytest.param("none", marks=pytest.mark.slow("make test has the causal one"))]
-)
+@pytest.mark.parametrize("mask", each(["causal", "none"], 2))
 def test_triton_deals_the_loop_out(
     gpu: Any, config: KernelConfig, mask: str, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ from tests.cpu.compile.test_hopper_compile import (
     build,
     name_of,
 )
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 __all__ = ["build"]  # the fixture
 
@@ -63,9 +63,8 @@ def shown(
 
 SHOWN = [
     shown("backward_dq", 128, "causal"),
-    *(
-        pytest.param(*pair, marks=pytest.mark.slow("make test proves a sample of it"))
-        for pair in (
+    *each(
+        [
             shown("backward_dkv", 128, "causal"),
             shown("backward_fused", 128, "causal"),
             shown("backward_fused", 256, "causal"),
@@ -81,7 +80,7 @@ SHOWN = [
             shown("backward_fused", 256, "none"),
             shown("backward_dkv", 256, "causal"),
             shown("backward_dkv", 256, "none"),
-        )
+        ]
     ),
 ]
 

@@ -30,18 +30,11 @@ from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from tests.compiled import compile_one, cubin_of
-from tests.makers import make_config, make_spec
+from tests.makers import each, hopper, make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
 Pair = tuple[AttentionSpec, KernelConfig]
 Build = Callable[[AttentionSpec, KernelConfig], tuple[Compiled, Listing]]
-
-
-def hopper(
-    br: int, bc: int, stages: int = 2, order: str = "plain", persistent: bool = False
-) -> KernelConfig:
-    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "persistent": persistent}
-    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +70,14 @@ EVERY_ONE = [
     (make_spec("bfloat16", 128, "causal"), hopper(128, 128, 2, "grouped")),
     *PERSISTENT,
 ]
-QUICK = [SHOWN[2], SHOWN[5], PERSISTENT[0]]
-"""Three head dims, with and without a diagonal, both ways to deal out tiles. All tests of this file
-that make test has are of these three kernels."""
+QUICK = [SHOWN[5], PERSISTENT[0]]
+"""Two head dims, both ways to deal out tiles. All tests of this file that make test has are of these
+two kernels."""
 
 
 def sampled(pairs: Sequence[Pair]) -> list[Any]:
     """Those that are not QUICK are slow: ptxas takes seconds for each."""
-    slow = pytest.mark.slow("make test compiles three of them")
+    slow = pytest.mark.slow("make test compiles two of them")
     return [pytest.param(*pair, marks=() if pair in QUICK else slow) for pair in pairs]
 
 
@@ -385,10 +378,7 @@ PAIR_COSTS: dict[tuple[str, str], tuple[int, int]] = {
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize(
     ("kernel", "words"),
-    [
-        pytest.param(*way, marks=() if place == 0 else pytest.mark.slow("compiles a kernel each"))
-        for place, way in enumerate(PAIR_COSTS)
-    ],
+    each(PAIR_COSTS),
 )
 def test_what_a_feature_costs_in_a_gradient(build: Build, kernel: str, words: str) -> None:
     """A tile that a mask hides nothing of takes the cycles of the plain kernel's, and one that it
@@ -410,13 +400,7 @@ def test_what_a_feature_costs_in_a_gradient(build: Build, kernel: str, words: st
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if place == 0 else pytest.mark.slow("compiles a kernel each"))
-        for place, name in enumerate(COSTS)
-    ],
-)
+@pytest.mark.parametrize("name", each(COSTS))
 def test_what_a_feature_costs_in_a_tile(name: str) -> None:
     features, whole, masked = COSTS[name]
     spec = make_spec("bfloat16", 128, "causal", **features)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, workload
 from flashgen.table.table_file import dump, parse
 from tests.compiled import cache, compile_one
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 from tests.tables import made_entry, made_table
 
 H200 = TARGETS["nvidia_h200"]
@@ -212,21 +213,11 @@ def test_a_table_keeps_persistent_and_its_order() -> None:
 ONE_OF_EACH_ARCH = {gpu.arch: gpu for gpu in TARGETS.values()}
 
 
-QUICK = (("sm_80", "head_reversal"), ("gfx942", "grouped"))
-
-
 @pytest.mark.parametrize(
     ("arch", "order"),
     [
-        pytest.param(
-            arch,
-            order,
-            marks=()
-            if (arch, order) in QUICK
-            else pytest.mark.slow("make test proves a sample of it"),
-        )
-        for arch in ONE_OF_EACH_ARCH
-        for order in ("grouped", "head_reversal")
+        ("sm_80", "head_reversal"),
+        *each(product(ONE_OF_EACH_ARCH, ("grouped", "head_reversal"))),
     ],
 )
 def test_they_compile_everywhere(arch: str, order: Any) -> None:
@@ -245,15 +236,14 @@ def test_they_compile_everywhere(arch: str, order: Any) -> None:
     ("order", "persistent", "head_dim"),
     [
         ("grouped", True, 128),
-        ("head_reversal", False, 64),
-        *(
-            pytest.param(*each, marks=pytest.mark.slow("make test has each order, each head dim"))
-            for each in (
+        *each(
+            [
+                ("head_reversal", False, 64),
                 ("grouped", False, 64),
                 ("grouped", False, 128),
                 ("grouped", True, 64),
                 ("head_reversal", False, 128),
-            )
+            ]
         ),
     ],
 )

@@ -23,7 +23,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, bytes_moved, workload
 from tests import cubins
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 A100 = TARGETS["nvidia_a100_sxm4_80gb"]
 SPEC = make_spec("bfloat16", 128, direction="decode")
@@ -172,9 +172,7 @@ def test_an_estimate_is_of_several_batches_each_of_its_own_variant() -> None:
     assert estimated(both, request, config, A100).batches_us[-1] < alone[-1]
 
 
-@pytest.mark.parametrize(
-    "paged", [False, pytest.param(True, marks=pytest.mark.slow("replays another kernel"))]
-)
+@pytest.mark.parametrize("paged", each([False, True], 2))
 def test_splits_for_residents_come_near_the_floor_of_memory(tmp_path: Path, paged: bool) -> None:
     """By estimate, of what a launch takes besides those of the kernels themselves: at 8,192 keys and
     more at most 1.3 times the time of its bytes at 4.5 TB/s, but for one sequence of 8,192.
@@ -227,6 +225,7 @@ def test_what_is_read_once_comes_from_memory_and_the_rest_from_l2() -> None:
             assert cycles(waves * A100.sms, share) == pytest.approx(expected)
 
 
+@pytest.mark.slow("4 s: two kernels")
 def test_more_stages_are_faster_where_few_blocks_fit(tmp_path: Path) -> None:
     """So an offline search has something to go by: bytes in flight."""
     times = []

@@ -17,25 +17,17 @@ from flashgen.schedules.outcome import Status
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem, flops
 from tests.compiled import cache, compile_one
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 H100 = TARGETS["nvidia_h100_80gb_hbm3"]
-SAMPLED = pytest.mark.slow("make test has head dim 128 with a causal mask")
 
 
 @pytest.mark.skipif(triton.__version__ != "3.7.1", reason="facts of the pinned Triton, 3.7.1")
 @pytest.mark.parametrize(
     ("head_dim", "bc", "stages", "maxnreg", "least_tflops"),
-    [
-        pytest.param(128, 128, 3, 0, 740, id="d128"),
-        pytest.param(256, 64, 2, 0, 695, id="d256", marks=SAMPLED),
-        pytest.param(64, 64, 3, 128, 505, id="d64", marks=SAMPLED),
-    ],
+    each([(128, 128, 3, 0, 740), (256, 64, 2, 0, 695), (64, 64, 3, 128, 505)], 3),
 )
-@pytest.mark.parametrize(
-    "mask",
-    ["causal", pytest.param("none", marks=SAMPLED)],
-)
+@pytest.mark.parametrize("mask", each(["causal", "none"], 2))
 def test_the_best_plain_kernels(
     head_dim: int,
     bc: int,

@@ -22,10 +22,8 @@ from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate
 from flashgen.estimate import estimate, machines
 from flashgen.estimate.estimate import estimate_cubin
-from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import MACHINES, ArchModel
 from flashgen.estimate.replay import Replay, replay_cubin
-from flashgen.estimate.sm import Scoreboard
 from flashgen.schedules.legality import why_illegal
 from flashgen.search.decide import spearman
 from flashgen.spec.gpu import TARGETS, Gpu
@@ -44,16 +42,14 @@ LEAST_CORRELATION, TOP = 0.80, 0.20
 DRAWS, OFF = 20, 0.3
 
 
-HALVES = [{**landscape, "rows_ms": landscape["rows_ms"][1::2]} for landscape in LANDSCAPES]
-"""Every other config, the best one of each landscape among them."""
-SHARED = pytest.mark.slow("make test has every other config")
-DRAWN = pytest.mark.slow("make test has one draw")
+THIRDS = [{**landscape, "rows_ms": landscape["rows_ms"][1::3]} for landscape in LANDSCAPES]
+"""Every third config, the best one of each landscape among them."""
+SHARED = pytest.mark.slow("make test has every third config, by the machine as it is")
 OTHER = pytest.mark.slow("make test has the other landscape")
-MORE = pytest.mark.slow("make test has the order, and that shuffled estimates fail")
 BOTH_SIZES = [
     *(
-        pytest.param(half, id=f"half of {half['id']}", marks=OTHER if place else ())
-        for place, half in enumerate(HALVES)
+        pytest.param(third, id=f"a third of {third['id']}", marks=OTHER if place else ())
+        for place, third in enumerate(THIRDS)
     ),
     *(pytest.param(landscape, id=landscape["id"], marks=SHARED) for landscape in LANDSCAPES),
 ]
@@ -145,50 +141,6 @@ class TestLandscapes:
         truth = measured(landscape)
         assert truth[times.index(min(times))] < 1.15 * min(truth)
 
-    @MORE
-    def test_the_band_holds_most_of_them(
-        self, landscape: dict[str, Any], kernels: dict[Tile, cubins.Cubin]
-    ) -> None:
-        """Of 36, 30 and 35 were seen; the published times hold a launch gap that no estimate has."""
-        ratios = [
-            truth / time
-            for truth, time in zip(measured(landscape), estimated(landscape, kernels), strict=True)
-        ]
-        low, high = estimate.BAND
-        assert sum(low <= ratio <= high for ratio in ratios) >= 28 / 36 * len(ratios)
-        assert min(ratios) > 0.6
-        assert max(ratios) < 2.3
-
-    @MORE
-    def test_nothing_is_above_the_peak(
-        self, landscape: dict[str, Any], kernels: dict[Tile, cubins.Cubin]
-    ) -> None:
-        """What the kernels execute; the tiles they mask on the diagonal included."""
-        assert A100.peak_tflops is not None
-        for tile in tiles_of(landscape)[::5]:
-            br, bc, *_ = tile
-            blocks = trips_of(landscape, br, bc)
-            cubin = kernels[tile]
-            timing = estimate_cubin(cubin.code, **cubin.geometry(), blocks=blocks, target=A100)
-            executed = sum(trips for (trips,) in blocks) * br * bc * landscape["d"] * 4
-            assert executed / timing.low_us * 1e-6 <= A100.peak_tflops * (1 + 1e-9)
-
-    @MORE
-    def test_a_roofline_fails(
-        self,
-        landscape: dict[str, Any],
-        kernels: dict[Tile, cubins.Cubin],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        """The time of the fullest pipe, from the very arrays that are replayed, does not rank."""
-
-        def fullest_pipe(board: Scoreboard, made: LoopProgram, residents: int) -> float:
-            return residents * max(board._busy(made).values())
-
-        monkeypatch.setattr(Scoreboard, "_replay", fullest_pipe)
-        monkeypatch.setattr(Scoreboard, "_check_replay", lambda _: None)
-        assert faults(landscape, estimated(landscape, kernels)) != []
-
     def test_shuffled_estimates_fail(
         self, landscape: dict[str, Any], kernels: dict[Tile, cubins.Cubin]
     ) -> None:
@@ -222,11 +174,7 @@ def test_all_latencies_and_bandwidths_are_drawn() -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("seed", "landscapes"),
-    [
-        pytest.param(0, HALVES, id="half-0"),
-        *(pytest.param(seed, HALVES, id=f"half-{seed}", marks=DRAWN) for seed in range(1, 4)),
-        *(pytest.param(seed, LANDSCAPES, id=str(seed), marks=SHARED) for seed in range(DRAWS)),
-    ],
+    [pytest.param(seed, LANDSCAPES, id=str(seed), marks=SHARED) for seed in range(DRAWS)],
 )
 def test_ranks_do_not_hang_on_latencies_and_bandwidths(
     seed: int,
@@ -241,14 +189,13 @@ def test_ranks_do_not_hang_on_latencies_and_bandwidths(
     assert found == []
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_draws_change_the_estimates(
-    seed: int, kernels: dict[Tile, cubins.Cubin], quick: None, monkeypatch: pytest.MonkeyPatch
+    kernels: dict[Tile, cubins.Cubin], quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cubin = kernels[64, 64, 4, 3]
     arguments = cubin.geometry() | {"blocks": [(16,)] * 500, "target": A100}
     plain = estimate_cubin(cubin.code, **arguments)
-    monkeypatch.setitem(machines.MACHINES, "sm_80", drawn(MACHINES["sm_80"], seed))
+    monkeypatch.setitem(machines.MACHINES, "sm_80", drawn(MACHINES["sm_80"], 0))
     assert estimate_cubin(cubin.code, **arguments) != plain
 
 

@@ -259,14 +259,8 @@ def test_operations_of_a_windowed_decode_are_those_of_the_keys_it_sees(mask: str
     assert flops(spec, problem) == pytest.approx(4 * 64 * 3 * 8 * 4 * TUNED_WINDOW, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "direction",
-    [
-        "forward",
-        pytest.param("backward_dkv", marks=pytest.mark.slow("make test has the forward")),
-        pytest.param("backward_dq", marks=pytest.mark.slow("its loops are those of the forward")),
-    ],
-)
+@pytest.mark.slow("two kernels each, and their replays")
+@pytest.mark.parametrize("direction", ["forward", "backward_dkv", "backward_dq"])
 def test_a_windowed_kernel_is_estimated_to_be_faster(direction: Any) -> None:
     a100 = TARGETS["nvidia_a100_sxm4_40gb"]
     times = []

@@ -24,8 +24,7 @@ from flashgen.spec.features import FEATURE_WORDS, masks_of
 from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import Problem, bytes_moved, flops
 from tests.compiled import cache, compile_one, cubin_of
-from tests.executed import each
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 A100, RTX_4090 = TARGETS["nvidia_a100_sxm4_80gb"], TARGETS["nvidia_geforce_rtx_4090"]
 H200 = TARGETS["nvidia_h200"]
@@ -65,14 +64,7 @@ def tuned(gpu: Gpu, head_dim: int, mask: Any) -> tuple[AttentionSpec, KernelConf
     ("gpu", "head_dim", "mask"),
     [
         (A100, 256, "none"),
-        *(
-            pytest.param(gpu, dim, mask, marks=pytest.mark.slow("one kernel stands for all"))
-            for gpu, dim, mask in (
-                (A100, 256, "causal"),
-                (A100, 192, "causal"),
-                (RTX_4090, 256, "causal"),
-            )
-        ),
+        *each([(A100, 256, "causal"), (A100, 192, "causal"), (RTX_4090, 256, "causal")]),
     ],
     ids=lambda value: getattr(value, "slug", str(value)),
 )

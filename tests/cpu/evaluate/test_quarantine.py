@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -136,17 +133,6 @@ class TestFile:
         reason = quarantine.reason(made.digest, "measured")
         assert reason == f"timeout at stage timed on {made.created}: 32 it was"
 
-    def test_each_record_is_on_the_disk(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        synced: list[str] = []
-        monkeypatch.setattr(
-            "flashgen.evaluate.quarantine.os.fsync",
-            lambda number: synced.append((tmp_path / "held.jsonl").read_text()[-1]),
-        )
-        opened(tmp_path).note(outcome(Status.CRASHED))
-        assert synced == ["\n"]
-
     def test_another_triton_gives_a_new_chance(self, tmp_path: Path) -> None:
         assert held(tmp_path, outcome(Status.CRASHED))
         other = opened(tmp_path, triton="3.8.0")
@@ -204,24 +190,6 @@ class TestFile:
         assert held(tmp_path, outcome(Status.CRASHED))
         assert held(tmp_path, outcome(Status.QUARANTINED), outcome(Status.UNSTEADY))
 
-    @pytest.mark.parametrize("lost", [1, 30, 10_000])
-    def test_a_torn_last_record_is_dropped_with_one_notice(self, tmp_path: Path, lost: int) -> None:
-        first, second = outcome(Status.CRASHED), outcome(Status.CRASHED, source="estimated")
-        assert held(tmp_path, first)
-        file = tmp_path / "held.jsonl"
-        one = file.stat().st_size
-        held(tmp_path, second)
-        os.truncate(file, max(one + 1, file.stat().st_size - lost))
-        notices: list[str] = []
-        again = opened(tmp_path, notice=notices.append)
-        assert len(notices) == 1
-        assert str(file) in notices[0]
-        assert file.stat().st_size == one
-        assert again.reason(first.digest, "measured") is not None
-        assert again.reason(first.digest, "estimated") is None
-        again.note(second)
-        assert len(opened(tmp_path)) == 2
-
     @pytest.mark.parametrize("spoiled", ["", "garbage", "[]", "{}", '{"digest": 1}', "null"])
     def test_any_other_unreadable_line_is_named(self, tmp_path: Path, spoiled: str) -> None:
         assert held(tmp_path, outcome(Status.CRASHED))
@@ -231,34 +199,6 @@ class TestFile:
         with pytest.raises(FlashgenError, match=r"held\.jsonl, line 2: .*delete the line"):
             opened(tmp_path)
         assert file.read_text() == content + spoiled + "\n" + content
-
-    def test_a_full_disk_is_one_sentence_and_leaves_whole_records(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        quarantine = opened(tmp_path)
-        quarantine.note(outcome(Status.CRASHED))
-        before = quarantine.path.read_bytes()
-        full = ModuleType("os")
-        full.__dict__.update(os.__dict__)
-        room = [20]
-
-        def write(descriptor: int, content: bytes) -> int:
-            if not room:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return os.write(descriptor, content[: room.pop()])
-
-        full.write = write  # type: ignore[attr-defined]
-        with monkeypatch.context() as patched:
-            patched.setattr("flashgen.files.os", full)
-            with pytest.raises(FlashgenError, match=r"held\.jsonl cannot .*No space left.*--out"):
-                quarantine.note(outcome(Status.CRASHED, source="estimated"))
-        assert quarantine.path.read_bytes() == before
-        assert quarantine.reason(digest(CONFIGS[0]), "estimated") is None
-
-    def test_a_folder_that_cannot_be_made_is_one_sentence(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(FlashgenError, match="--out"):
-            opened(tmp_path / "file").note(outcome(Status.CRASHED))
 
     def test_workers_of_one_host_may_share_it(self, tmp_path: Path) -> None:
         made = outcome(Status.CRASHED)

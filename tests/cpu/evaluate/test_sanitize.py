@@ -32,7 +32,7 @@ from flashgen.spec.vocabulary import Direction
 from flashgen.table.table_file import load
 from flashgen.tune import verify as verifying
 from flashgen.tune.verify import execute
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 from tests.tables import made_entry, made_table
 
 B200 = TARGETS["nvidia_b200"]
@@ -53,17 +53,16 @@ def of_table(slug: str, direction: str) -> tuple[AttentionSpec, KernelConfig]:
     ("slug", "arch", "direction"),
     [
         ("nvidia_h100_80gb_hbm3", "sm_90", "forward"),
-        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_delta"),
         ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dkv"),
-        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dq"),
-        ("nvidia_h100_80gb_hbm3", "sm_90", "backward_fused"),
         ("nvidia_a100_sxm4_80gb", "sm_80", "forward"),
         ("nvidia_b200", "sm_100", "forward"),
-        pytest.param(
-            "nvidia_geforce_rtx_5090",
-            "sm_120",
-            "forward",
-            marks=pytest.mark.slow("its instructions are those of sm_80"),
+        *each(
+            [
+                ("nvidia_h100_80gb_hbm3", "sm_90", "backward_delta"),
+                ("nvidia_h100_80gb_hbm3", "sm_90", "backward_dq"),
+                ("nvidia_h100_80gb_hbm3", "sm_90", "backward_fused"),
+                ("nvidia_geforce_rtx_5090", "sm_120", "forward"),
+            ]
         ),
     ],
 )
@@ -184,6 +183,7 @@ def test_what_cannot_be_executed_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.lines() == [f"FAILED  {result.name}: the instruction tcgen05 is not known"]
 
 
+@pytest.mark.slow("a large kernel: 3.5 s")
 def test_a_kernel_that_does_not_fit_a_block_is_not_executed() -> None:
     spec, config = make_spec("bfloat16", 256), make_config(128, 128, num_warps=8, num_stages=2)
     result = sanitize(spec, config, "sm_100", cases=[CASE])

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from flashgen.schedules.config import KernelConfig
-from tests.executed import assert_bits_of, assert_found, assert_right, case, each
-from tests.makers import make_config, make_spec
+from tests.executed import assert_bits_of, assert_found, assert_right, case
+from tests.makers import each, make_config, make_spec
 
 
 def ampere(br: int = 64, bc: int = 32, order: str = "plain") -> KernelConfig:
@@ -111,7 +111,7 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", each(WRONG, 9))
+@pytest.mark.parametrize("name", each(WRONG, 99))
 def test_a_broken_text_is_found(name: str) -> None:
     spec, *broken = WRONG[name]
     assert_found(spec, ampere(), (broken[0], broken[1]), CASES)

@@ -23,11 +23,10 @@ from tests.executed import (
     assert_right,
     case,
     compiled,
-    each,
     far_below_zero,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 DIRECTIONS: tuple[Direction, ...] = ("backward_dkv", "backward_dq", "backward_fused")
 
@@ -145,7 +144,7 @@ def test_one_to_four_tiles(direction: Direction, mask: str, alignment: str) -> N
         assert result.passed, result
 
 
-@pytest.mark.parametrize("direction", each(("backward_dkv", "backward_fused"), 2))
+@pytest.mark.parametrize("direction", each(("backward_dkv", "backward_fused")))
 def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key(
     direction: Direction,
     loads: dict[int, list[Load]],  # noqa: F811

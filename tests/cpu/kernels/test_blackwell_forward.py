@@ -10,8 +10,8 @@ import torch
 from flashgen.evaluate.check import check_loaded
 from flashgen.kernels.launch import launch
 from flashgen.schedules.config import KernelConfig
-from tests.executed import assert_found, assert_right, case, compiled, each
-from tests.makers import make_config, make_spec
+from tests.executed import assert_found, assert_right, case, compiled
+from tests.makers import each, make_config, make_spec
 
 
 def blackwell(

@@ -26,10 +26,9 @@ from tests.executed import (
     assert_found,
     assert_right,
     case,
-    each,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import make_spec
+from tests.makers import each, make_spec
 
 B200 = TARGETS["nvidia_b200"]
 Way = tuple[Direction, KernelConfig]

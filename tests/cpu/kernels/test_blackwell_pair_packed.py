@@ -9,8 +9,8 @@ from flashgen.ptx import FaultsFound
 from tests.cpu.kernels.test_blackwell_backward import blackwell, wide, wide_keys
 from tests.cpu.kernels.test_hopper_pair_packed import GPT_OSS, OF_BOTH, Lengths, Way, ran, right
 from tests.cpu.kernels.test_hopper_pair_packed import OF_DQ as OF_DQ_OF_HOPPER
-from tests.executed import assert_found, assert_right, each
-from tests.makers import make_spec
+from tests.executed import assert_found, assert_right
+from tests.makers import each, make_spec
 
 DKV: Way = ("backward_dkv", blackwell())
 WIDE_DKV: Way = ("backward_dkv", wide_keys())
@@ -53,7 +53,7 @@ def test_latent_heads_and_half_precision(way: Way) -> None:
 
 LENGTHS = ([100, 0, 1, 129, 7, 255], [129, 5, 31, 127, 0, 65])
 """Ragged tiles of one row and key, and of all but one; no query, no key; queries longer than keys."""
-FEW = ([0, 255, 7, 1], [5, 65, 0, 31])
+FEW = ([0, 129, 7], [5, 65, 0])
 
 
 @pytest.mark.parametrize(

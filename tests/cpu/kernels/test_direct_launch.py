@@ -30,7 +30,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
 from tests.cpu.kernels.test_specialization import CompileOnlyDriver
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 SPEC = make_spec(head_dim=64, mask="causal")
 DEFAULT = default_spec(make_spec(head_dim=24, mask="causal"))
@@ -133,7 +133,7 @@ def call_of(name: str, folder: Path) -> Callable[[], object]:
     return lambda: backward(beside)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", each(KERNELS, 3))
 def test_the_driver_is_handed_what_triton_hands_it(
     name: str, driver: RecordingDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

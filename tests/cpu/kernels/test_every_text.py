@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from flashgen.table.table_file import load
 from tests.tables import SHIPPED
 
 
+@functools.cache
 def one_of_each() -> dict[str, tuple[AttentionSpec, KernelConfig, str]]:
     """By text, the kernel of a table with the most features, and its architecture."""
     found: dict[str, tuple[AttentionSpec, KernelConfig, str]] = {}
@@ -29,11 +31,12 @@ def one_of_each() -> dict[str, tuple[AttentionSpec, KernelConfig, str]]:
     return found
 
 
-KERNELS = one_of_each()
-
-
 @pytest.mark.slow("make test compiles these in the tests of each")
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "name", [path.stem for path in paths.shipped_generated_dir().glob("kernels/[!_]*.py")]
+)
 def test_it_compiles(name: str, tmp_path: Path) -> None:
-    spec, config, arch = KERNELS[name]
+    if name not in one_of_each():
+        pytest.skip("no table of NVIDIA has it")
+    spec, config, arch = one_of_each()[name]
     compile_kernel(render(spec, config), spec, config, arch, whole=False, cache=tmp_path)

@@ -17,8 +17,8 @@ from flashgen.runtime import Dispatcher, few_blocks, kernel_files
 from flashgen.runtime.choice import Choice
 from flashgen.runtime.resolver import Resolver
 from flashgen.schedules.config import KernelConfig
-from tests.executed import assert_found, assert_right, compiled, each
-from tests.makers import make_config, make_spec
+from tests.executed import assert_found, assert_right, compiled
+from tests.makers import each, make_config, make_spec
 from tests.serving import serve
 
 Texts = dict[str, tuple[str, str]]
@@ -76,10 +76,8 @@ CALLS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow("make test has sm_90"))]
-)
-@pytest.mark.parametrize("name", each(CALLS, 3))
+@pytest.mark.parametrize("arch", each(["sm_90", "sm_80"], 2))
+@pytest.mark.parametrize("name", each(CALLS, 9))
 def test_a_split_call_is_right(name: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_right(monkeypatch, *CALLS[name], arch=arch)
 
@@ -103,7 +101,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", each(MUTANTS, 5))
+@pytest.mark.parametrize("name", each(MUTANTS, 10))
 def test_mutant_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     direction, *broken = MUTANTS[name]
     own = False
@@ -119,7 +117,7 @@ WIDE = make_config(64, 64, num_stages=3)
 BATCH = [packed_case([(37, 200), (0, 90), (30, 31), (3, 0)], spare=(2, 0), heads=4, kv_heads=2)]
 
 
-@pytest.mark.parametrize("paged", [True, False], ids=["pages", "packed keys"])
+@pytest.mark.parametrize("paged", each([True, False], 2))
 def test_packed_sequences_are_right(paged: bool) -> None:
     assert_right(replace(PACKED, paged=paged), WIDE, BATCH)
 
@@ -144,6 +142,6 @@ MUTANTS_OF_PACKED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", each(MUTANTS_OF_PACKED, 4))
+@pytest.mark.parametrize("name", each(MUTANTS_OF_PACKED, 9))
 def test_mutant_of_packed_sequences_is_found(name: str) -> None:
     assert_found(PACKED, WIDE, MUTANTS_OF_PACKED[name], BATCH)

@@ -24,11 +24,10 @@ from tests.executed import (
     assert_right,
     case,
     compiled,
-    each,
     far_below_zero,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 DIRECTIONS: tuple[Direction, ...] = ("backward_dkv", "backward_fused", "backward_dq")
 
@@ -181,7 +180,7 @@ def test_rows_are_loaded_once_for_each_head_from_the_first_that_sees_a_key(
     assert walks == [(0, [0, 64, 128, 192] * 2), (128, [128, 192] * 2)]
 
 
-@pytest.mark.parametrize("order", ["plain", "longest_first"])
+@pytest.mark.parametrize("order", each(["longest_first", "plain"], 2))
 def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(
     order: str,
     loads: dict[int, list[Load]],  # noqa: F811
@@ -204,7 +203,7 @@ def test_keys_are_loaded_once_up_to_the_last_that_a_row_sees(
 
 @pytest.mark.parametrize(
     ("direction", "dim", "config", "mask"),
-    each([(*kind, mask) for mask in ("none", "causal") for kind in KINDS], 16),
+    each([(*kind, mask) for mask in ("none", "causal") for kind in KINDS]),
 )
 def test_scores_far_below_zero(
     direction: Direction, dim: int, config: KernelConfig, mask: str
@@ -218,13 +217,7 @@ def test_scores_far_below_zero(
     ("dim", "config", "old", "new"),
     [
         (64, hopper("backward_fused"), "first_key + 64 > seq_k", "first_key > seq_k"),
-        pytest.param(
-            256,
-            shared_keys(),
-            "key_start + BC > seq_k",
-            "key_start > seq_k",
-            marks=pytest.mark.slow("make test has the 64 keys of a consumer"),
-        ),
+        *each([(256, shared_keys(), "key_start + BC > seq_k", "key_start > seq_k")]),
     ],
 )
 def test_a_ragged_end_that_is_not_masked_is_found(
@@ -235,6 +228,7 @@ def test_a_ragged_end_that_is_not_masked_is_found(
     assert not all(bool(gradient.isfinite().all()) for gradient in found)
 
 
+@pytest.mark.slow("a kernel; schedule blackwell and packed sequences have such keys")
 def test_keys_that_no_row_sees_have_no_gradient() -> None:
     """More keys than queries, aligned at the top: the last tile's rows begin past the end."""
     spec, config = spec_of("backward_fused", "causal"), hopper("backward_fused")

@@ -23,8 +23,8 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import DS_TILE, why_illegal
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
-from tests.executed import call_far_below_zero, case, compiled, each
-from tests.makers import make_config, make_spec
+from tests.executed import call_far_below_zero, case, compiled
+from tests.makers import each, make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
 WHOLE = 1 << 40
@@ -98,7 +98,7 @@ def assert_gradients(
 def test_gradients_of_runs_and_of_ranges_of_keys() -> None:
     spec = spec_of(64, "causal")
     both = kernels(spec, NARROW, of_rows())
-    assert_gradients(both, spec, [case(140, 260, heads=4, kv=2), case(200, 70)], ranges=True)
+    assert_gradients(both, spec, [case(70, 200, heads=4, kv=2)], ranges=True)
 
 
 PACKED = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -25,18 +24,9 @@ from tests.executed import (
     assert_right,
     case,
     compiled,
-    each,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import make_config, make_spec
-
-
-def hopper(
-    br: int = 128, bc: int = 64, stages: int = 2, order: str = "plain", persistent: bool = False
-) -> KernelConfig:
-    way: dict[str, Any] = {"schedule": "hopper", "loads": "descriptor", "persistent": persistent}
-    return make_config(br, bc, num_warps=br // 16, num_stages=stages, order=order, **way)
-
+from tests.makers import each, hopper, make_config, make_spec
 
 VARIANTS = [
     ("bfloat16", (64, 64), hopper(), "causal"),
@@ -50,7 +40,7 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "dims", "config", "mask"), each(VARIANTS, 8))
+@pytest.mark.parametrize(("dtype", "dims", "config", "mask"), each(VARIANTS))
 def test_every_variant_is_right(
     dtype: str, dims: tuple[int, int], config: KernelConfig, mask: str
 ) -> None:

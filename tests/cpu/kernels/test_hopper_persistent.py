@@ -33,10 +33,9 @@ from tests.executed import (
     assert_right,
     case,
     compiled,
-    each,
     loads,  # noqa: F401  # a fixture
 )
-from tests.makers import make_spec
+from tests.makers import each, make_spec
 
 ALL_ORDERS = ("plain", "longest_first", "head_reversal", "grouped")
 WAYS = [

@@ -18,12 +18,9 @@ from flashgen.kernels.render import render
 from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.spec.problem import Problem
-from tests.makers import make_config, make_spec
+from tests.makers import each, make_config, make_spec
 
 LENGTHS = (1, 15, 16, 17, 1000)
-
-
-OTHERS = pytest.mark.slow("make test has the same kernel with other features")
 
 
 class CompileOnlyDriver:
@@ -107,14 +104,17 @@ def test_compilations_over_bounds(h200: None, tmp_path: Path, paged: bool) -> No
 
 @pytest.mark.parametrize(
     ("direction", "features"),
-    [
-        ("backward_delta", {}),
-        ("backward_dkv", {"dropout": True, "alibi": True}),
-        pytest.param("backward_dq", {}, marks=OTHERS),
-        ("backward_dq", {"window": True, "softcap": True}),
-        pytest.param("backward_dkv", {"window": True}, marks=OTHERS),
-        ("backward_dbias", {"bias": "additive"}),
-    ],
+    each(
+        [
+            ("backward_dkv", {"dropout": True, "alibi": True}),
+            ("backward_delta", {}),
+            ("backward_dq", {}),
+            ("backward_dq", {"window": True, "softcap": True}),
+            ("backward_dkv", {"window": True}),
+            ("backward_dbias", {"bias": "additive"}),
+        ],
+        3,
+    ),
 )
 def test_backward_compilations_over_lengths(
     h200: None, tmp_path: Path, direction: Any, features: dict[str, Any]

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.papers import timing
 from examples.papers.charts import Cell, Chart, Line, Matrices, Matrix
 from examples.papers.claims import CLAIMS, named
 from examples.papers.finding import MEANINGS, Check, Figure, Find, Finding, Row, Table, find
@@ -54,13 +53,6 @@ def finding(
     )
 
 
-def test_tiles_beyond_the_block_rule_are_named_if_there_are_any() -> None:
-    none, one = timing._at_most_the_rule([], 3), timing._at_most_the_rule(["L4, d 64: 256"], 3)
-    assert none.text == "the chosen B_c is at most the rule's for all 3 tiles"
-    assert one.text.endswith(", except on L4, d 64: 256")
-    assert (none.points, one.points, one.holds) == ((3, 3), (2, 3), True)
-
-
 def test_the_page_has_every_claim_with_its_sentence_and_command() -> None:
     text = page([Shown(claim=claim, finding=finding()) for claim in CLAIMS])
     for claim in CLAIMS:
@@ -71,15 +63,6 @@ def test_the_page_has_every_claim_with_its_sentence_and_command() -> None:
     assert f"{len(CLAIMS)} of {len(CLAIMS)} claims hold" in text
     assert '<td class="num">1</td>' in text
     assert "<td>counted</td>" in text
-    assert not re.search(r"(src|href)=\"(?!#)", text)
-
-
-def test_charts_and_matrices_are_drawn_and_say_how_their_numbers_came_about() -> None:
-    text = page([Shown(claim=CLAIMS[0], finding=finding(drawn=True))])
-    assert text.count('<svg class="chart"') == 2
-    assert '<span class="how">closed form</span>' in text
-    assert "N, &lt;keys&gt;" in text
-    assert re.search(r">8&lt;<", text)
     assert not re.search(r"(src|href)=\"(?!#)", text)
 
 
@@ -104,15 +87,6 @@ def test_the_page_says_what_holds_at_some_points_only() -> None:
     text = page(shown)
     assert "1 of 2 claims hold at every point" in text
     assert text.count("holds at 20 of 21") == 3  # on top, in the list, and at the check
-
-
-def test_a_chart_has_at_most_eight_lines_each_with_colour_and_marker_of_its_own() -> None:
-    axis = Scale(name="N")
-    many = tuple(Line(name=str(n), points=POINTS) for n in range(9))
-    chart = Chart(title="A chart", caption="", x=axis, y=axis, lines=many[:8])
-    assert len(chart.lines) == 8
-    with pytest.raises(InvalidArgument, match=r"at most 8 lines, .*'A chart' has 9"):
-        Chart(title="A chart", caption="", x=axis, y=axis, lines=many)
 
 
 def test_a_task_is_typed_and_refuses_what_is_none() -> None:

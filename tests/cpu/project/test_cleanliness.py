@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
@@ -49,36 +48,6 @@ def test_no_path_and_no_host_of_one_machine() -> None:
 
 def test_no_file_is_huge() -> None:
     assert [str(path) for path in tracked() if path.stat().st_size > LARGEST_FILE] == []
-
-
-OUTPUT = re.compile(r"--(?:out|json|plot|record)[ =]\"?([a-z][\w./*-]*)")
-BY_DEFAULT = """paper.html report.html calibration.png gemm.json engine_kernels.json
-search_race.runs.jsonl search_race.md vllm-prefill-nvidia_l4.patch""".split()
-TABLES = "configs/"
-"""Tables are reviewed and committed: `flashgen table merge` writes one."""
-
-
-def test_what_documented_commands_write_is_no_file_of_git() -> None:
-    """Somebody who types them in a clone changes no committed result, and has nothing to commit."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("needs git and a clone: it asks git what it ignores")
-    pages = [
-        *ROOT.glob("*.md"),
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "examples").rglob("*.ipynb"),
-    ]
-    programs = [*(ROOT / "examples").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
-    texts = [page.read_text() for page in pages]
-    texts += [ast.get_docstring(ast.parse(path.read_text())) or "" for path in programs]
-    written = {name.rstrip("./") for text in texts for name in OUTPUT.findall(text)}
-    assert {"tuned", "h200"} <= written
-    names = {name for name in written if not name.startswith(TABLES)} | set(BY_DEFAULT)
-    folders = {f"{name}/" for name in names if "." not in name}
-    asked = sorted(folders | {name for name in names if "." in name})
-    ignored = subprocess.run(
-        ["git", "check-ignore", *asked], cwd=ROOT, capture_output=True, text=True
-    ).stdout.splitlines()
-    assert sorted(set(asked) - set(ignored)) == []
 
 
 def test_environment_is_read_in_one_place() -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from flashgen.errors import FlashgenError
-from flashgen.spec.gpu import TARGETS
 from tests import docs_output
 from tests.cpu.spec.test_gpu import PUBLISHED_TFLOPS
 from tests.docs_output import Output
@@ -46,22 +43,6 @@ def test_counts_are_of_what_ships() -> None:
     assert all(made[name] >= number for name, number in shipped.items())
 
 
-def test_a_count_is_rewritten_and_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("It knows <!-- count of: GPUs -->3 GPUs.\n")
-    monkeypatch.setattr(docs_output, "PAGES", [page])
-    assert docs_output.main(["--check"]) == 1
-    assert (
-        "page.md: a count is out of date: run make -f tests/sessions.mk docs-output"
-        in capsys.readouterr().err
-    )
-    assert docs_output.main([]) == 0
-    assert page.read_text() == f"It knows <!-- count of: GPUs -->{len(TARGETS)} GPUs.\n"
-    assert docs_output.main(["--check"]) == 0
-
-
 @pytest.mark.parametrize("page", docs_output.PAGES, ids=lambda page: page.name)
 def test_no_count_stands_without_its_command(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -85,14 +66,6 @@ def test_outputs_are_found_and_rewritten(tmp_path: Path, monkeypatch: pytest.Mon
     assert "0:09:59" in page.read_text()  # durations differ between runs, and are not rewritten
 
 
-def test_a_table_is_an_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("<!-- output of: echo '| a |'; echo '|---|' -->\n| b |\n|---|\n| 1 |\n\ntext\n")
-    monkeypatch.setattr(docs_output, "PAGES", [page])
-    assert docs_output.main([]) == 0
-    assert page.read_text().endswith("-->\n| a |\n|---|\n\ntext\n")
-
-
 def test_a_check_says_what_differs_and_rewrites_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,31 +81,3 @@ def test_a_check_says_what_differs_and_rewrites_nothing(
         in capsys.readouterr().err
     )
     assert "two" in page.read_text()
-
-
-def test_a_marker_without_a_block_is_an_error(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("<!-- output of: true -->\n\ntext\n")
-    with pytest.raises(FlashgenError, match=r"page\.md:1: no text block"):
-        list(docs_output.outputs(page))
-
-
-def test_a_command_that_fails_is_named(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("<!-- output of: false -->\n```text\n```\n")
-    (output,) = docs_output.outputs(page)
-    with pytest.raises(FlashgenError, match=r"page\.md:1: false failed"):
-        docs_output.make(output, tmp_path)
-
-
-def test_a_chart_is_a_file_of_its_own() -> None:
-    chart = '<svg class="chart" role="img" aria-label="A chart" viewBox="0 0 340 220"><g/></svg>'
-    made = docs_output.chart_of(f"<p>text</p>{chart}{chart}")
-    assert made.count("<g/>") == 1
-    assert made.startswith('<svg class="chart" role="img" aria-label="A chart"')
-    assert 'width="425" height="275"' in made
-    assert "--page: #ffffff" in made
-    assert "prefers-color-scheme: dark" in made
-    ElementTree.fromstring(made)
-    with pytest.raises(FlashgenError, match="no chart"):
-        docs_output.chart_of("<p>text</p>")

@@ -1,4 +1,4 @@
-"""Bad input for everything that is read: 575 cases in make test, 23,000 in make test-all. tests/fuzz.py says which."""
+"""Bad input for everything that is read, forty times as much in make test-all. tests/fuzz.py says which."""
 
 from __future__ import annotations
 
@@ -24,21 +24,17 @@ def _shipped_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logging.disable(logging.NOTSET)
 
 
-def test_the_cases_are_575() -> None:
-    assert sum(count for _, count in fuzz.TARGETS.values()) == 575
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("target", fuzz.TARGETS)
 def test_bad_input_is_one_sentence(target: str) -> None:
     fuzz.cases(target, range(fuzz.TARGETS[target][1]))
 
 
-@pytest.mark.slow("23,000 cases of bad input: minutes of CPU time")
+@pytest.mark.slow("20,000 cases of bad input: minutes of CPU time")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("target", fuzz.TARGETS)
-def test_bad_input_is_one_sentence_23000_times(target: str, part: int) -> None:
+def test_bad_input_is_one_sentence_40_times_as_often(target: str, part: int) -> None:
     count = fuzz.TARGETS[target][1] * 40 // PARTS
     fuzz.cases(target, range(part * count, (part + 1) * count))
 

@@ -185,6 +185,7 @@ print(flashgen.__file__)
 """
 
 
+@pytest.mark.slow("programs that import torch: 4 s")
 def test_it_is_found_in_the_folder_above_a_clone_named_flashgen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import programs
+from tests.makers import each
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = sorted(
@@ -21,7 +22,7 @@ def test_there_are_scripts_in_both_folders() -> None:
     assert {script.split("/")[0] for script in SCRIPTS} == {"examples", "benchmarks"}
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", each(SCRIPTS, 8, "half a second a script"))
 def test_it_prints_its_help_wherever_it_is_started(script: str, tmp_path: Path) -> None:
     done = programs.run([ROOT / script, "--help"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

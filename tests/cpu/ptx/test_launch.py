@@ -9,16 +9,13 @@ import triton.language as tl
 
 from flashgen import ptx
 from flashgen.errors import InvalidArgument
+from tests.makers import each
 from tests.tutorials import TUTORIALS, USES_TMA, vector_sum
 
-ARCHITECTURES = (
-    "sm_80",
-    "sm_90",
-    pytest.param("sm_100", marks=pytest.mark.slow("make test has two architectures")),
+
+@pytest.mark.parametrize(
+    "arch", each(["sm_80", "sm_100", "sm_90"], 2, "make test has two architectures")
 )
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_is_right(name: str, arch: str) -> None:
     if name in USES_TMA and arch == "sm_80":

@@ -335,6 +335,7 @@ def test_a_descriptor_of_what_is_not_modelled_is_refused(bits: int) -> None:
         shape_of("kind::f16", described("f16", 128) | bits)
 
 
+@pytest.mark.slow("2.6 s; schedule blackwell is executed in make test")
 def test_a_schedule_by_hand_is_right() -> None:
     for seed in range(3):
         found, expected = attention(seed=seed)

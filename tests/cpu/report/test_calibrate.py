@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from flashgen import __main__, files, paths
-from flashgen.report import charts
 from flashgen.report.calibrate import (
     Calibration,
     calibration,
@@ -289,19 +288,6 @@ def test_a_log_is_refused_by_its_size_when_unpacked(
     assert peak < 20 << 20
 
 
-def test_what_cannot_be_a_picture_is_refused(run, tmp_path: Path) -> None:
-    log = write(tmp_path / "log", search(GOOD))
-    code, output, errors = run(log, "--plot", "plot.svg")
-    assert (code, output) == (2, "")
-    assert errors == "flashgen: --plot must name a .png file: got plot.svg\n"
-    code, _, errors = run(log, "--plot", "gone/plot.png")
-    assert code == 1
-    assert "gone/plot.png cannot be written (No such file or directory)" in errors
-    code, _, errors = run(tmp_path)
-    assert code == 1
-    assert errors == f"flashgen: {tmp_path} cannot be read: Is a directory\n"
-
-
 def test_without_matplotlib_there_are_the_figures(run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     log = write(tmp_path / "log", search(GOOD))
@@ -313,28 +299,3 @@ def test_without_matplotlib_there_are_the_figures(run, tmp_path: Path, monkeypat
     assert code == 1
     assert "5/1   0.90" in output
     assert errors == f"flashgen: charts need matplotlib: {paths.install_command('tune')}\n"
-
-
-def test_a_plot_has_each_config_in_its_family(tmp_path: Path, monkeypatch) -> None:
-    """Read from the axes, not from pixels: points, identity line, bands."""
-    from matplotlib.figure import Figure
-
-    drawn: list[Figure] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path: drawn.append(figure))
-    dkv = search(GOOD[:2], TMA, spec=SPEC.for_direction("backward_dkv"))
-    pairs = pairs_of(search(GOOD) + search(POOR[:3], TMA) + dkv)[0]
-    charts.draw({"nvidia_h200": pairs}, tmp_path / "plot.png")
-    (axes,) = drawn[0].axes
-    labels = {each.get_label(): each for each in axes.collections}
-    of_families = {"fa2 pointer (5)", "fa2 descriptor (3)", "dkv fa2 descriptor (2)"}
-    assert set(labels) == {"band, 0.8 to 1.6 times", *of_families}
-    assert [tuple(p) for p in labels["fa2 pointer (5)"].get_offsets()] == [*GOOD]
-    (identity,) = axes.lines
-    assert list(identity.get_xdata()) == list(identity.get_ydata())
-    assert (axes.get_xscale(), axes.get_yscale(), axes.get_title()) == ("log", "log", "nvidia_h200")
-
-
-def test_every_family_looks_like_itself_alone() -> None:
-    assert len(set(charts.LOOKS.values())) == len(charts.LOOKS)
-    assert {"fa2 pointer", "s_ahead descriptor"} <= set(charts.LOOKS)
-    assert {"dkv fa2 pointer", "fused fa2 descriptor", "delta fa2 pointer"} <= set(charts.LOOKS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -13,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from examples.papers.charts import Chart, Line, lines
 from flashgen.errors import FlashgenError, InvalidArgument
-from flashgen.report import charts, html
 from flashgen.report.history import Searches, SearchHistory
 from flashgen.report.html import page, write_report
-from flashgen.report.importance import LEAST_CONFIGS, fastest_share, importances
+from flashgen.report.importance import importances
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Source, Status
 from flashgen.schedules.space import legal_configs
@@ -144,45 +141,6 @@ def with_log(entry: Entry) -> tuple[Table, list[Outcome]]:
 # ---------------------------------------------------------------- the page
 
 
-def test_a_report_opens_with_its_run_and_leaves_out_searches_without_charts() -> None:
-    table, outcomes = searched()
-    another = made_entry(make_spec(), source="measured", median_us=3.0, run="b")
-    table = table.with_entry(another, made_run("b", "measured"))
-    root = parsed(table, outcomes)
-    opening = root.one("main").all("section")[0]
-    assert opening.attributes["aria-labelledby"] == "this-run"
-    assert len(opening.all("svg", role="img")) == 1  # of the first screen
-    (row,) = opening.one("tbody").all("tr")
-    assert SPEC.name in cells(row)[0]
-    (details,) = root.all("details", **{"class": "entry"})
-    assert "open" in details.attributes
-    winners = root.one("section", id="winners")
-    assert [a.attributes["href"] for a in winners.all("a")] == [f"#{details.attributes['id']}"]
-    assert len(winners.one("tbody").all("tr")) == 2
-    assert {text.text for text in opening.all("text")} >= {"us", "configs, in their order"}
-
-
-def test_a_search_whose_entry_stayed_has_a_chart_without_the_limits_of_another_run() -> None:
-    table, outcomes = searched()
-    (entry,) = table.entries
-    older = table.with_entry(entry, replace(table.runs[0], protocol=0))
-    elsewhere = replace(outcomes[0], problem=replace(entry.problem, seq_k=1, seq_q=1), protocol=0)
-    for shown, stayed in ((table, False), (older, True)):
-        (details,) = parsed(shown, [*outcomes, elsewhere]).all("details", **{"class": "entry"})
-        drawn = {text.text for text in details.one("svg", role="img").all("text")}
-        assert f"{figure(us_of(entry.config))} us" in drawn
-        assert ("default" in drawn) is not stayed
-        note = f"is of another run. These are at {entry.problem.seq_k} keys." in details.text
-        assert note is stayed
-        assert f"All {len(outcomes)} times" in details.text
-
-
-def test_columns_can_be_sorted() -> None:
-    text = page(*searched())
-    assert len(Tree(text).root.all("table", **{"class": "sortable"})) == 2
-    assert "aria-sort" in text
-
-
 @pytest.mark.parametrize("source", ["measured", "estimated"])
 def test_nothing_is_asked_of_the_network(source: Source) -> None:
     text = page(*searched(source))
@@ -235,35 +193,6 @@ def test_the_winners_are_those_of_the_table() -> None:
                 f"{entry.tflops:.0f}",
                 "2.00",
             )
-
-
-def test_what_was_not_measured_is_folded_by_spec() -> None:
-    measured = made_entry(source="measured")
-    feature = made_entry(replace(SPEC, softcap=True), bucket=BUCKETS[1])
-    table = made_table(
-        measured, made_entry(bucket=BUCKETS[2]), feature, made_entry(make_spec(), source="untimed")
-    )
-    section = parsed(table).one("section", id="winners")
-    folds = section.all("details", **{"class": "fold"})
-    assert all("open" not in fold.attributes for fold in folds)
-    told = {fold.one("summary").text: len(fold.one("tbody").all("tr")) for fold in folds}
-    assert told == {f"{SPEC.name} 2 estimated": 2, f"{make_spec().name} 1 untimed": 1}
-    open_rows = [child for child in section.children if child.tag == "table"]
-    assert [cells(row)[1] for row in open_rows[0].one("tbody").all("tr")] == [measured.config.label]
-    for source, closed in (("measured", False), ("estimated", True)):
-        (search,) = (
-            parsed(*searched(source))
-            .one("section", **{"aria-labelledby": "searches"})
-            .all("details", **{"class": "entry"})
-        )
-        assert ("open" not in search.attributes) is closed
-
-
-def test_names_break_after_underscores_and_keep_their_characters() -> None:
-    assert html.wrapped("fwd_bf16_<b>") == "fwd_<wbr>bf16_<wbr>&lt;b&gt;"
-    (code, *_) = parsed(made_table(made_entry())).one("section", id="winners").all("code")
-    assert code.text == SPEC.name
-    assert len(code.all("wbr")) == SPEC.name.count("_")
 
 
 def test_speed_ups_over_the_default_and_sdpa_are_summed_up() -> None:
@@ -397,17 +326,6 @@ def test_the_heat_map_has_the_best_of_each_tile() -> None:
     assert cells(data) == ["#", "config", "estimated us", "best so far"]
 
 
-def test_the_importance_of_the_fields_is_shown() -> None:
-    table, outcomes = searched()
-    figures = parsed(table, outcomes).one("details", id="e1").all("figure")
-    rows = figures[2].one("tbody").all("tr")
-    shares = importances({o.config: us_of(o.config) for o in outcomes})
-    assert [cells(row)[0] for row in rows] == list(shares)
-    assert [cells(row)[1] for row in rows] == [f"{100 * share:.0f} %" for share in shares.values()]
-    few = parsed(table, outcomes[: LEAST_CONFIGS - 1]).one("details", id="e1").all("figure")
-    assert "nothing can be said" in few[2].text
-
-
 @pytest.mark.parametrize(
     ("package", "note_of_it"),
     [
@@ -455,15 +373,6 @@ def test_estimates_stand_against_measurements() -> None:
     rows = [cells(row) for row in section.one("tbody").all("tr")]
     assert rows[0][:4] == ["all", str(len(outcomes)), "1.00", "0.0%"]
     assert [row[0] for row in rows[1:]] == ["fa2 descriptor", "fa2 pointer"]
-
-
-def test_of_many_pairs_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "MOST_MARKS", 15)
-    table, outcomes = searched()
-    section = parsed(table, outcomes).one("section", **{"aria-labelledby": "estimates"})
-    drawn = len(section.one("svg", role="img").all("title"))
-    assert 10 <= drawn <= 15
-    assert f"{drawn} of {len(outcomes)} configs" in section.text
 
 
 def test_without_a_measurement_there_is_nothing_to_compare() -> None:
@@ -519,19 +428,6 @@ def test_a_trace_is_of_its_own_search_alone() -> None:
     assert TARGETS["nvidia_l4"].slug == "nvidia_l4"
 
 
-def test_a_config_stands_where_it_was_first_timed_with_its_best_evidence() -> None:
-    table, outcomes = searched()
-    first, second = outcomes[:2]
-    assert first.timing is not None
-    rough = replace(first, stage="rough", timing=replace(first.timing, median_us=999.0))
-    found = trace([rough, second, first], table)
-    assert [(point.config, point.us) for point in found.points] == [
-        (first.config, us_of(first.config)),
-        (second.config, us_of(second.config)),
-    ]
-    assert found.best_us == [us_of(first.config), min(us_of(first.config), us_of(second.config))]
-
-
 def test_the_field_that_decides_is_the_most_important() -> None:
     configs = [
         make_config(br, bc, num_warps=warps, num_stages=stages)
@@ -544,52 +440,3 @@ def test_the_field_that_decides_is_the_most_important() -> None:
     assert next(iter(shares)) == "bc"
     assert set(shares) == {"br", "bc", "num_warps", "num_stages"}
     assert sum(shares.values()) == pytest.approx(1.0)
-
-
-def test_of_too_little_nothing_is_said() -> None:
-    configs = [make_config(br, bc) for br in (16, 32, 64, 128) for bc in (16, 32, 64)]
-    assert importances(dict.fromkeys(configs, 1.0)) == {}
-    assert importances({c: float(n) for n, c in enumerate(configs[: LEAST_CONFIGS - 1], 1)}) == {}
-    assert importances({configs[0]: 1.0}) == {}
-    assert importances({c: float(n) for n, c in enumerate(configs[:LEAST_CONFIGS], 1)}) != {}
-
-
-@pytest.mark.parametrize(
-    ("configs", "share"), [(10, 0.5), (20, 0.25), (50, 0.1), (1000, 0.1), (6, 0.5)]
-)
-def test_five_configs_at_least_count_as_fast(configs: int, share: float) -> None:
-    assert fastest_share(configs) == share
-
-
-@pytest.mark.parametrize(("low", "high"), [(3.0, 7.0), (0.004, 90000.0), (361.57, 2643.1)])
-@pytest.mark.parametrize("log", [True, False])
-def test_ticks_are_few_and_round(low: float, high: float, log: bool) -> None:
-    line = Line(name="made up", points=((1.0, low), (2.0, high)))
-    chart = Chart(
-        title="A chart",
-        caption="",
-        x=charts.Scale(name="n", log=False, at=(1.0, 2.0)),
-        y=charts.Scale(name="us", log=log),
-        lines=(line,),
-    )
-    texts = [text.text.replace(",", "") for text in Tree(lines(chart)).root.all("text")]
-    one, two, *figures = [text for text in texts if re.fullmatch(r"-?[\d.]+(e[+-]\d+)?", text)]
-    assert (one, two) == ("1", "2")
-    assert 2 <= len(figures) <= 12
-    assert all(len(each.replace(".", "").strip("0-")) <= 5 for each in figures)
-
-
-def test_a_chart_stays_within_its_frame_and_slower_is_higher() -> None:
-    table, outcomes = searched()
-    chart = parsed(table, outcomes).one("details", id="e1").one("svg", role="img")
-    _, _, width, height = map(float, (chart.attributes["viewbox"] or "").split())
-    heights = {}
-    for group in chart.all("g"):
-        for use in group.all("use") if group.children[0].tag == "title" else ():
-            x, y = (float(use.attributes[name] or "") for name in ("x", "y"))
-            assert 0 < x < width
-            assert 0 < y < height
-            heights[int(group.children[0].text.split(":")[0]) - 1] = y
-    assert len(heights) == len(outcomes) - 1  # the winner is alone of its kind, and a path
-    ranked = sorted(heights, key=lambda n: us_of(outcomes[n].config))
-    assert all(heights[a] >= heights[b] - 1e-3 for a, b in itertools.pairwise(ranked))

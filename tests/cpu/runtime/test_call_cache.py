@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,21 +18,10 @@ from flashgen.runtime.call import Call
 from flashgen.runtime.call_cache import CallCache
 from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.resolver import key
-from tests.launches import Written, dispatcher, served
+from tests.launches import Written, dispatcher
 from tests.serving import make_current
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
-    with served(monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def own(driver: Written, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    return dispatcher(monkeypatch)
 
 
 def tensors(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,21 +16,10 @@ from flashgen.kernels.launch_cache import Decode
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.launcher import _Steps
 from tests.cpu.runtime.test_call_cache import last, moved, seq_first
-from tests.launches import Written, dispatcher, served
+from tests.launches import Written, dispatcher
 from tests.serving import make_current
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
-    with served(monkeypatch) as made:
-        yield made
-
-
-@pytest.fixture
-def own(driver: Written, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    return dispatcher(monkeypatch)
 
 
 def flat(

@@ -166,25 +166,25 @@ FORWARD = "q", "k", "v", "sinks", "alibi_slopes"
 DECODED = "q", "k", "v", "lengths", "sinks", "alibi_slopes"
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(calls(FORWARD))
 def test_attention(call: dict[str, Tensor]) -> None:
     check(lambda own: own.attention(**call, causal=True, return_lse=True))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(calls(("q", "k", "v", "bias")))
 def test_attention_with_a_bias(call: dict[str, Tensor]) -> None:
     check(lambda own: own.attention(**call, return_lse=True))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(calls(("q", "k", "v", "chunk_start")))
 def test_attention_in_chunks(call: dict[str, Tensor]) -> None:
     check(lambda own: own.attention(**call, causal=True, chunk=16, return_lse=True))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(calls(("q", "k", "v", "do")))
 def test_gradients(call: dict[str, Tensor]) -> None:
     q, k, v, do = call.values()
@@ -194,13 +194,13 @@ def test_gradients(call: dict[str, Tensor]) -> None:
 PLACES = "q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(calls((*PLACES, "seqused_k", "sinks", "alibi_slopes"), PACKED))
 def test_packed_sequences(call: dict[str, Tensor]) -> None:
     check(lambda _: attention_varlen(**call, **LONGEST, return_lse=True))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(calls((*PLACES, "do"), PACKED))
 def test_gradients_of_packed_sequences(call: dict[str, Tensor]) -> None:
     q, k, v, *bounds, do = call.values()
@@ -209,32 +209,32 @@ def test_gradients_of_packed_sequences(call: dict[str, Tensor]) -> None:
     )  # fmt: skip
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(calls(DECODED))
 def test_decode_over_rows(call: dict[str, Tensor]) -> None:
     check(lambda own: own.decode(**call, return_lse=True))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(calls((*DECODED, "block_table"), PAGED))
 def test_decode_over_pages(call: dict[str, Tensor]) -> None:
     check(lambda own: own.decode(**call, return_lse=True))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(calls((*DECODED[:4], "cache_batch_idx", "cache_leftpad", "chunk_start")))
 def test_decode_over_chosen_rows(call: dict[str, Tensor]) -> None:
     check(lambda own: own.decode(**call, chunk=16, return_lse=True))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(calls(("q", "lengths", "block_table", "k_scale", "v_scale")))
 def test_decode_over_pages_of_8_bits(call: dict[str, Tensor]) -> None:
     k, v = torch.zeros(2, *PAGED["k"], dtype=torch.int8)
     check(lambda own: own.decode(k=k, v=v, **call, return_lse=True))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(calls(("q", "k", "v", "lengths", "block_table"), NEW))
 def test_append_over_pages(call: dict[str, Tensor]) -> None:
     pages = torch.zeros(2, *PAGED["k"], dtype=torch.bfloat16)
@@ -242,7 +242,7 @@ def test_append_over_pages(call: dict[str, Tensor]) -> None:
     check(lambda _: (append(*pages, **call, cos=angles, sin=angles),))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(calls(("q", "k", "v", "lengths", "alibi_slopes", "block_table"), PAGED))
 def test_flash_attn_with_kvcache(call: dict[str, Tensor]) -> None:
     q, k, v, lengths = (call[name] for name in ("q", "k", "v", "lengths"))

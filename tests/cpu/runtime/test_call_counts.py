@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.call_counts import Counts, counted, counts_of, public_calls
+from tests.makers import each
 
 SECOND = (70, 15)
 """The most functions, and returns to a module that was left, of a call that equals an earlier one."""
@@ -17,7 +18,7 @@ KEPT = {
 """Of a call whose launch is bound."""
 
 
-@pytest.mark.parametrize("name", public_calls())
+@pytest.mark.parametrize("name", each(public_calls(), 2, "a second a call, to compile its kernel"))
 def test_a_call_like_an_earlier_one_runs_few_functions(name: str) -> None:
     counts = counts_of(public_calls()[name])
     assert len(counts["second"].functions) < len(counts["first"].functions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,18 +20,12 @@ from flashgen.schedules.grid_rules import SPLIT_FLOPS, least_forward_us, split_f
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 from tests.cpu.runtime.test_call_cache_decode import chain
-from tests.launches import Written, dispatcher, served
+from tests.launches import Written, dispatcher
 from tests.makers import make_config, make_spec
 from tests.serving import make_current
 
 BF16 = torch.bfloat16
 Make = Callable[[Dispatcher], tuple[torch.Tensor, ...]]
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
-    with served(monkeypatch) as made:
-        yield made
 
 
 def zeros(*shape: int) -> torch.Tensor:

@@ -127,6 +127,7 @@ def test_what_is_refused(given: dict[str, Any], named: str) -> None:
         OPS.bwd(Q, Q, K, K, Q, Q, seqused_k=KEYS)
 
 
+@pytest.mark.slow("a program that imports torch: 3 s")
 def test_flash_attention_itself_comes_first() -> None:
     program = (
         "import torch; own = torch.library.Library('flash_attn_3', 'DEF'); own.define('fwd() -> ()')\n"

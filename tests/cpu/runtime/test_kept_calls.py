@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,16 +18,10 @@ from flashgen.runtime.call_cache import KeptCall
 from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.varlen import attention_varlen
 from tests.cpu.runtime.test_call_cache import attention, by_launch, moved, tensors
-from tests.launches import Written, dispatcher, served
+from tests.launches import Written, dispatcher
 from tests.serving import make_current
 
 BF16 = torch.bfloat16
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
-    with served(monkeypatch) as made:
-        yield made
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeAttention
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import transformers as backend
 from flashgen.runtime.adapters.transformers_attention import IGNORED
-from tests.language_models import CONFIGS, batch, generated, make_model, trained, transformers
+from tests.language_models import CONFIGS, batch, make_model, trained, transformers
+from tests.makers import each
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -274,7 +275,7 @@ def test_attention_weights_are_refused_by_position() -> None:
         Old(config)(tokens, True)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("name", each(["gpt_oss", "llama", "gemma2"], 3, "two seconds a model"))
 def test_continuous_batching_generates_what_each_prompt_alone_does(name: str) -> None:
     """In pages, which prompts enter in parts; with windows and sinks."""
     prompts = [[5, 6, 7, 9, 11, 3, 8], [8, 9], list(range(1, 13)), [33]]
@@ -339,10 +340,3 @@ def test_registering_twice_changes_nothing() -> None:
     model.set_attn_implementation("eager")
     model.set_attn_implementation("flashgen")
     assert len(model._forward_pre_hooks) == 1
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
-def test_32_tokens_are_eagers(name: str, cache: str) -> None:
-    found = generated(name, backend.NAMES[1], cache)
-    assert torch.equal(found, generated(name, "eager", cache))

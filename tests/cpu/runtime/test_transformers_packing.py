@@ -24,6 +24,7 @@ from flashgen.runtime.adapters.transformers_packing import (
     traced_mask,
 )
 from tests.language_models import CONFIGS, LLAMA, make_model, transformers
+from tests.makers import each
 from tests.serving import serve
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -358,17 +359,23 @@ def test_compiled_layers_take_the_mask_of_a_model_that_is_not(packed: bool) -> N
         torch.testing.assert_close(model(**given).logits, wanted, rtol=1e-4, atol=1e-5)
 
 
-COMPILED = pytest.mark.slow("torch compiles a model twice: 15 seconds")
 LENGTHS = ((7, 1, 10), (4, 14), (9, 2, 3, 4), (3,) * 6)
 
 
 @pytest.mark.parametrize(
     ("name", "bounded"),
-    [
-        ("llama", False),
-        *(pytest.param(*each, marks=COMPILED) for each in (("llama", True), ("llama4", True))),
-        *(pytest.param(each, False, marks=COMPILED) for each in ("gemma2", "llama4", "gpt_oss")),
-    ],
+    each(
+        [
+            ("llama", False),
+            ("llama", True),
+            ("llama4", True),
+            ("gemma2", False),
+            ("llama4", False),
+            ("gpt_oss", False),
+        ],
+        6,
+        "three seconds a model",
+    ),
 )
 def test_a_compiled_model_trains_as_with_eager(
     name: str, bounded: bool, masks: list[Tensor]

@@ -245,7 +245,7 @@ def test_the_space_of_a_backward_kernel(spec: Any, gpu: Any) -> None:
     assert min(owned) >= 64
 
 
-@pytest.mark.parametrize("slug", {gpu.arch: slug for slug, gpu in TARGETS.items()}.values())
+@pytest.mark.parametrize("slug", ["nvidia_a100_sxm4_80gb", "nvidia_h200", "nvidia_b200"])
 @pytest.mark.parametrize("direction", list(PLAIN))
 def test_the_backwards_s_ahead_is_tried_where_it_was_seen_to_overlap(
     direction: str, slug: str

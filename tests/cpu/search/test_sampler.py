@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 
 from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.search import KernelSampler, acquisition, surrogate
-from flashgen.search.acquisition import MIDDLE, START, Acquisition, Seen
+from flashgen.search.acquisition import MIDDLE, START, Acquisition
 from flashgen.search.points import ListedSpace, ProductSpace, Space
 from flashgen.search.space import Method, Point
 from flashgen.search.study import Trials, sampler_for
@@ -380,17 +380,6 @@ class TestAuto:
                 assert likely == (number < START)
                 made.learn(place, value and value - PLACES.index(place))
 
-    @pytest.mark.parametrize("holds", [False, True])
-    def test_other_valleys_are_searched_unless_an_order_holds(self, holds: bool) -> None:
-        space = ListedSpace([{"x": x, "y": y} for x, y in PLACES])
-        made = Acquisition(space, 0, None, likely_first=True)
-        numbers = range(0, len(PLACES), 5)
-        seen = Seen(values={n: 1.0 + (n if holds else len(PLACES) - n) for n in numbers})
-        candidates, _ = made._candidates("valley", seen, np.random.RandomState(0), 0)
-        best = PLACES[0 if holds else max(range(0, len(PLACES), 5))]
-        shared = [all(PLACES[n][at] != best[at] for n in candidates) for at in (0, 1)]
-        assert any(shared) != holds
-
     @pytest.mark.parametrize(("size", "count"), [(9, START), (28, 7), (64, MIDDLE)])
     def test_a_small_space_has_a_short_start(
         self, size: int, count: int, monkeypatch: pytest.MonkeyPatch
@@ -403,16 +392,6 @@ class TestAuto:
             (number,) = made.propose(1)
             assert bool(rated) == (done == count)
             made.learn(number, 1.0 + number)
-
-    def test_elites_are_good_and_differ_in_enough_parameters(self) -> None:
-        points = list(itertools.product(range(3), repeat=4))
-        space = ListedSpace([dict(zip("abcd", point, strict=True)) for point in points])
-        made = Acquisition(space, 0, None, likely_first=False)
-        order = [points.index(point) for point in
-                 [(0, 0, 0, 0), (0, 0, 0, 1), (1, 1, 0, 0), (1, 1, 1, 0), (2, 2, 2, 2)]]  # fmt: skip
-        assert made._elites(order) == [order[0], order[3], order[4]]
-        for number in made._mutants(order[:1], np.random.RandomState(0)):
-            assert sum(value != 0 for value in points[number]) <= 2
 
     @pytest.mark.parametrize("likely_first", [False, True])
     def test_the_last_bits_of_a_sum_decide_nothing(

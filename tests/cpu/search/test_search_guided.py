@@ -21,7 +21,7 @@ from flashgen.search.study import Trials
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import workload
 from tests.fakes import FakeEvaluator, digest_of
-from tests.makers import make_config
+from tests.makers import each, make_config
 from tests.searches import (
     BEST,
     DEFAULT,
@@ -242,7 +242,9 @@ class TestSampled:
         assert len(measured) == trials
         assert far
 
-    @pytest.mark.parametrize("fault", ["wrong", "fails at the launch", "slow"])
+    @pytest.mark.parametrize(
+        "fault", each(["slow", "wrong", "fails at the launch"], 3, "a second a search")
+    )
     def test_a_seed_that_is_not_what_was_estimated_sets_no_standard(
         self, tmp_path: Path, fault: str
     ) -> None:
@@ -344,10 +346,9 @@ class TestKilled:
         [
             ("the winner rather late", 16, "tpe"),
             ("the winner rather late", 30, "random"),
-            ("the winner rather late", len(SPACE), "tpe"),
-            *(
-                pytest.param(*each, marks=pytest.mark.slow("make test has those of one guess"))
-                for each in itertools.product(GUESSES, (16, 30, len(SPACE)), ("random", "tpe"))
+            *each(
+                itertools.product(GUESSES, (16, 30, len(SPACE)), ("random", "tpe")),
+                why="make test has two",
             ),
         ],
     )

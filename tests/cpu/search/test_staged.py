@@ -16,7 +16,7 @@ from flashgen.search.goal import Found, NothingRight
 from flashgen.search.study import Trials
 from flashgen.spec.problem import workload
 from tests.fakes import Failing, FakeEvaluator, Killed
-from tests.makers import make_config
+from tests.makers import each, make_config
 from tests.searches import (
     BEST,
     DEFAULT,
@@ -171,12 +171,16 @@ class TestWhatIsEvaluated:
 class TestKilled:
     @pytest.mark.parametrize(
         ("fields", "sampler"),
-        [
-            ({"source": "measured"}, "auto"),
-            ({"source": "estimated"}, "auto"),
-            ({"guess": noisy}, "auto"),
-            ({"guess": noisy}, "exhaustive"),
-        ],
+        each(
+            [
+                ({"guess": noisy}, "auto"),
+                ({"source": "measured"}, "auto"),
+                ({"source": "estimated"}, "auto"),
+                ({"guess": noisy}, "exhaustive"),
+            ],
+            2,
+            "a second and a half a search",
+        ),
     )
     def test_a_resumed_search_repeats_nothing_and_ends_alike(
         self, tmp_path: Path, fields: dict[str, Any], sampler: str
@@ -222,6 +226,7 @@ class TestKilled:
         run(tmp_path, other, goal=make_goal(problem=workload(SPEC, 512)), trials=len(SPACE))
         assert {stage for stage, _ in other.asked} == {"rough", "timed", "final"}
 
+    @pytest.mark.slow("ten searches: 3 s")
     def test_tpe_learns(self, tmp_path: Path) -> None:
         """Over five seeds, the mean of what TPE proposes last is well below that of chance."""
         means = {}

@@ -26,6 +26,7 @@ from flashgen.search.staged import search
 from flashgen.search.study import LEAST, Drop
 from tests import fakes
 from tests.fakes import FakeEvaluator
+from tests.makers import each
 from tests.searches import BEST, DEFAULT, GPU, Budget, Found, Method, fake, landscape, make_goal
 
 TITLE = make_goal().title
@@ -145,7 +146,8 @@ def killed_at(count: int, torn: bool, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 class TestResumed:
     @pytest.mark.parametrize(
-        ("sampler", "torn"), [("auto", False), ("auto", True), ("tpe", True), ("qmc", True)]
+        ("sampler", "torn"),
+        each([("auto", True), ("auto", False), ("tpe", True), ("qmc", True)], 4, "2.5 s a search"),
     )
     def test_it_goes_on_with_the_same_trials(
         self, tmp_path: Path, sampler: str, torn: bool, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ def regrets(landscape: Landscape, draws: Sequence[int]) -> list[float]:
     return [replay(wrong, Method(seed=seed), TRIALS)[-1] for seed in draws]
 
 
+@pytest.mark.slow("4 s; test_sampler has a wrong order of one space")
 @pytest.mark.parametrize("landscape", search_race.shipped(), ids=lambda each: each.name)
 def test_it_is_near_the_best_all_the_same(landscape: Landscape) -> None:
     """Five draws; the failures of the three spaces of flashgen's kernels come first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -254,30 +253,6 @@ def test_a_name_is_free_again_when_its_run_has_no_entry() -> None:
     unknown = bare(made_table(made_entry(make_spec(head_dim=32), config=FA2)))
     merged = merge([replace(unknown, runs=()), weak, strong, later])
     assert [run.id for run in merged.runs] == [named("a"), named("a-2"), named("b")]
-
-
-@pytest.mark.parametrize(
-    "do", [lambda table: merge([table, table]), lambda table: diff(table, table)]
-)
-def test_the_work_grows_as_the_entries_do(
-    do: Callable[[Table], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Merging 4,000 entries took 36 s."""
-    dims = range(16, 257, 16)
-    specs = [make_spec(head_dim=dim, head_dim_v=v) for dim in dims for v in dims]
-    table = replace(made_table(), entries=tuple(made_entry(spec) for spec in specs))
-    monkeypatch.setattr("flashgen.table.diff.why_illegal", lambda *_: None)
-    asked = 0
-
-    def key(entry: Entry) -> object:
-        nonlocal asked
-        asked += 1
-        return entry.spec, entry.bucket
-
-    monkeypatch.setattr(Entry, "key", property(key))
-    do(table)
-    assert len(specs) == 256
-    assert asked <= 8 * len(specs)
 
 
 def test_the_gpu_is_as_the_strongest_run_found_it() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
@@ -21,21 +20,17 @@ from flashgen.estimate.trip_counts import tuned_splits
 from flashgen.runtime.generated_tables import served_from
 from flashgen.runtime.selection import Selection, ladder
 from flashgen.schedules.base import AHEAD, Order
-from flashgen.schedules.config import LONGEST_NAME, kernel_name
+from flashgen.schedules.config import kernel_name
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Status
-from flashgen.search.decide import TIE
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.features import OFF, features_on
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Bucket, timed_problems
 from flashgen.spec.vocabulary import BACKWARD, OF_DS, Direction
 from flashgen.table import emit
-from flashgen.table.entry import NO_EVIDENCE
-from flashgen.table.evidence import evidence_file
 from flashgen.table.table import APART, Table
 from flashgen.table.table_file import load_with_evidence
-from flashgen.tune.transfer import measured_for, measured_on_chip
 from flashgen.tune.workloads import load
 from tests.compiled import compile_all, compile_one
 from tests.cpu.spec.test_gpu import PUBLISHED_TFLOPS
@@ -77,6 +72,7 @@ NVIDIA = tuple(sorted(slug for slug in SHIPPED if TARGETS[slug].is_nvidia))
 AMD = tuple(sorted({*SHIPPED} - {*NVIDIA}))
 
 
+@cache
 def needed(file: Path) -> dict[tuple[AttentionSpec, Bucket], None]:
     """What a workload has for a table."""
     return dict.fromkeys(piece.key for piece in load(file).pieces)
@@ -138,27 +134,6 @@ def test_gradients_of_a_feature_have_entries_where_its_forward_has(slug: str) ->
     assert not {spec.name for spec in wanted - held if not spills_everywhere(slug, spec)}
 
 
-@pytest.mark.parametrize("slug", [slug for slug in NVIDIA if estimable(TARGETS[slug].arch)])
-def test_a_flat_cache_is_not_read_slower_than_pages(slug: str) -> None:
-    """By estimate, of the same problem, within a tie; and all are timed for several batches."""
-    held = {
-        (entry.spec, entry.problem): entry
-        for entry in table_of(slug).entries
-        if entry.spec.direction == "decode" and not entry.spec.invariant
-    }
-    assert all(len(entry.evidence.batches_us) == 4 for entry in held.values())
-    pairs = [
-        (entry, held[twin])
-        for (spec, problem), entry in held.items()
-        if not spec.paged and (twin := (replace(spec, paged=True), problem)) in held
-    ]
-    assert pairs
-    for flat, paged in pairs:
-        assert flat.result.median_us is not None
-        assert paged.result.median_us is not None
-        assert flat.result.median_us <= TIE * paged.result.median_us, flat.spec.name
-
-
 @cache
 def served_first(slug: str) -> dict[tuple[AttentionSpec, Bucket], Selection]:
     """What serves each spec and bucket of examples/workloads on a GPU."""
@@ -176,13 +151,13 @@ def served_first(slug: str) -> dict[tuple[AttentionSpec, Bucket], Selection]:
 
 
 ONE_OF_AN_ARCH = {TARGETS[slug].arch: slug for slug in (*PUBLISHED_TFLOPS, *SHIPPED)}.values()
-OTHERS = pytest.mark.slow("make test has every table, and a GPU of each architecture")
+OTHERS = pytest.mark.slow("make test has a GPU of each architecture, and what tables have")
 
 
 @pytest.mark.parametrize(
     "slug",
     [
-        pytest.param(slug, marks=() if slug in (*SHIPPED, *ONE_OF_AN_ARCH) else OTHERS)
+        pytest.param(slug, marks=() if slug in ONE_OF_AN_ARCH else OTHERS)
         for slug in PUBLISHED_TFLOPS
     ],
 )
@@ -200,10 +175,7 @@ def test_every_table_of_nvidia_has_the_widest_layers_of_gemma_4(slug: str) -> No
     names = {f"fwd_bf16_d512_causal{more}" for more in ("", "_varlen", "_varlen_paged")}
     names |= {f"bwd_{kernel}_bf16_d512_causal" for kernel in ("dkv", "dq")}
     names |= {"decode_bf16_d512", "decode_bf16_d512_paged"}
-    held = {
-        (entry.spec.name, entry.bucket)
-        for entry in load_with_evidence(paths.shipped_table(slug)).entries
-    }
+    held = {(entry.spec.name, entry.bucket) for entry in table_of(slug).entries}
     assert set(product(names, BUCKETS)) - held == set()
 
 
@@ -232,24 +204,6 @@ def test_every_entry_is_legal_current_checked_and_honest(slug: str) -> None:
             assert gpu.peak_tflops is not None
             # us has five digits: an estimate at the peak may round to just above it
             assert entry.tflops < gpu.peak_tflops * (1 + 5e-5)
-
-
-@pytest.mark.parametrize("slug", SHIPPED)
-def test_no_derived_entry_is_slower_by_estimate_than_the_default_or_what_lost(slug: str) -> None:
-    """One that lost may be faster only where the same chip was measured with the entry. A decode is
-    chosen by its worst ratio, as another test says.
-    """
-    table = table_of(slug)
-    measured = measured_on_chip(table.gpu, map(table_of, COMPLETE))
-    for entry in table.entries:
-        run, us, evidence = table.run_of(entry), entry.result.median_us, entry.evidence
-        lent = run is not None and run.derived and us is not None
-        if entry.spec.direction == "decode":
-            continue
-        if lent and measured_for(measured, entry.spec, entry.bucket) != entry.config:
-            rivals = [evidence.default_us, *(other.median_us for other in evidence.runners_up)]
-            least = min((rival for rival in rivals if rival), default=us)
-            assert us <= least * (1 + 5e-5)  # five digits
 
 
 PLAIN = frozenset(
@@ -285,62 +239,6 @@ def test_a_table_of_amd_is_chosen_by_facts_of_kernels_that_do_not_spill(slug: st
     assert compiled.loop.spills == 0
 
 
-@pytest.mark.parametrize(
-    "rung",
-    [
-        pytest.param("relative", marks=pytest.mark.slow("a minute")),
-        pytest.param("plain_tile", marks=pytest.mark.slow("half a minute")),
-    ],
-)
-def test_what_cdna_2_takes_of_cdna_3_spills_in_no_loop(rung: str) -> None:
-    """Kernels are compiled for the GPU's own architecture, so FAMILY says nothing of its binaries."""
-    slug = "amd_instinct_mi210"
-    gpu = TARGETS[slug]
-    kernels = {
-        (first.choice.spec, first.choice.config)
-        for first in served_first(slug).values()
-        if first.rung == rung
-    }
-    if rung == "relative":
-        kernels |= {(each.spec, each.config) for each in table_of("amd_instinct_mi300x").entries}
-    assert kernels
-    for spec, config in kernels:
-        assert not spec.fp8  # which CDNA 2 does not multiply
-        assert why_illegal(spec, config, gpu) is None
-        compiled = compile_one(spec, config, gpu.arch)
-        assert judge(compiled, spec, config, gpu) == (Status.OK, ""), compiled.name
-        assert compiled.spill_share == 0, compiled.name
-
-
-def test_tables_are_short_enough_to_be_read() -> None:
-    """300 lines for 440 buckets, executed entries among them; two for an entry where specs have
-    fewer than two buckets, so that rows share little. And evidence of entries that are there.
-    """
-    total = 0
-    for path in map(paths.shipped_table, SHIPPED):
-        lines = path.read_text().splitlines()
-        table = table_of(path.stem)
-        buckets, specs = len(table.entries), len({entry.spec for entry in table.entries})
-        shared = buckets > 100 and buckets >= 2 * specs
-        assert len(lines) <= (300 * buckets / 440 if shared else 2 * buckets + 25), path
-        assert max(map(len, lines)) <= 145, path
-        evidence = evidence_file(path).read_text().count("\n")
-        assert evidence == sum(entry.evidence != NO_EVIDENCE for entry in table.everything)
-        total += len(lines)
-    assert total < 7500
-
-
-def test_neighbours_with_one_config_are_one_row() -> None:
-    """Floors of one kernel are the largest that any run has seen, or they would part a row."""
-    for slug in SHIPPED:
-        entries = sorted(table_of(slug).entries, key=lambda e: (e.spec.name, e.bucket.low))
-        for before, after in pairwise(entries):
-            same = (before.spec, before.config) == (after.spec, after.config)
-            if same and before.result.source == after.result.source:
-                floors = before.result.max_abs_err_floors
-                assert floors == after.result.max_abs_err_floors, (slug, before.spec.name)
-
-
 def test_generated_agrees_with_tables_and_templates() -> None:
     assert emit.check(emit.tables_for(paths.ROOT), paths.generated_dir(paths.ROOT)) == []
 
@@ -357,16 +255,6 @@ def test_the_facts_are_of_the_kernels_that_ship() -> None:
     assert found == names
     archs = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
     assert list(names) == [*archs, sass_facts.HOPPER]
-
-
-def test_lines_that_are_there_are_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --missing: after a table has changed, only what is new in it is compiled."""
-    part = sass_facts.sections_of(sass_facts.RESULT.read_text())[triton.__version__]
-    every = [*sass_facts.shipped(), *sass_facts.of_hopper()]
-    assert sass_facts.section(every, 1, part) == part
-    lacking = "".join(line for line in part.splitlines(True) if every[0].config.label not in line)
-    assert lacking != part
-    assert sass_facts.section(every[:1], 1, lacking).splitlines()[-1] in part
 
 
 SPILLING = {"3.9.0": ["bwd_dkv_bf16_d128_causal", "bwd_fused_bf16_d256"]}
@@ -388,74 +276,6 @@ def test_the_facts_of_hopper_are_of_every_order_and_break_no_rule_but_one_with_o
         assert len(lines) == len(pairs), version
         broken = [line.split("_br")[0][3:] for line in lines if not line.endswith("| nothing |")]
         assert broken == SPILLING.get(version, []), version
-
-
-@pytest.mark.parametrize("held", ["", "## Triton 3.6.0\n\nold\n", "## Triton 3.10.0\n\nold\n"])
-def test_a_new_part_of_the_facts_leaves_the_others(held: str) -> None:
-    text = sass_facts.merged(sass_facts.merged("", held), "## Triton 3.9.0\n\nnew\n")
-    again = sass_facts.merged(text, "## Triton 3.9.0\n\nnewer\n")
-    parts = sass_facts.sections_of(again)
-    assert list(parts) == sorted(parts, key=lambda name: [int(n) for n in name.split(".")])
-    assert parts["3.9.0"] == "## Triton 3.9.0\n\nnewer\n"
-    assert {**sass_facts.sections_of(held), **parts} == parts
-    assert sass_facts.differences(again, parts["3.9.0"]) == []
-
-
-def test_the_summary_counts_the_kernels_that_break_no_rule() -> None:
-    rows = "| `a` | 1 | nothing |\n| `b` | 2 | spills |\n"
-    old = f"## Triton 3.9.0\n\n### sm_80, Triton 3.9.0\n\n{rows}"
-    new = f"## Triton 3.10.0\n\n### sm_90, Triton 3.10.0\n\n{rows}| `c` | 3 | nothing |\n"
-    text = sass_facts.merged(sass_facts.merged("", new), old)
-    lines = [line for line in text.split("## Triton")[0].splitlines() if line.startswith("| ")]
-    assert lines == [
-        "| compiled for | 3.9.0 | 3.10.0 |",
-        "| sm_80 | 1 of 2 | - |",
-        "| sm_90 | - | 2 of 3 |",
-    ]
-
-
-def test_some_kernels_facts_are_compared_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """As make check does."""
-    sm_80 = "### sm_80, Triton 3.9.0\n\n| `bwd_a` | 1 |\n\n"
-    held = (
-        f"## Triton 3.9.0\n\n{sm_80}### sm_90, Triton 3.9.0\n\n| `bwd_a` | 1 |\n| `fwd_b` | 2 |\n"
-    )
-    new = f"## Triton 3.9.0\n\n{sm_80}### sm_90, Triton 3.9.0\n\n| `bwd_a` | {{}} |\n"
-    assert sass_facts.differences(held, new.format(1), ["bwd_*"]) == []
-    found = sass_facts.differences(held, new.format(3), ["bwd_*", "x"])
-    assert found[3:] == ["-sm_90: | `bwd_a` | 1 |", "+sm_90: | `bwd_a` | 3 |"]
-    assert "-sm_90: | `fwd_b` | 2 |" in sass_facts.differences(held, new.format(1))
-    for options in (["--kernel", "bwd_*"], ["--check", "--kernel", "none"]):
-        with pytest.raises(SystemExit):
-            sass_facts.main(options)
-    assert "no kernel of the table is called none" in capsys.readouterr().err
-
-
-class Alone:
-    """A pool of processes that is this one."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.map = map
-
-    def __enter__(self) -> Alone:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-def test_check_fails_where_the_file_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sass_facts, "ProcessPoolExecutor", Alone)
-    text = sass_facts.RESULT.read_text()
-    part = sass_facts.sections_of(text)[triton.__version__]
-    delta = next(x for x in sass_facts.tables_of(part)["sm_90"] if "`bwd_delta_bf16_d96_" in x)
-    other = tmp_path / "facts.md"
-    other.write_text(text.replace(delta, delta.replace("| nothing |", "| spills |")))
-    asked = ["--check", "--jobs", "1", "--kernel", delta.split("`")[1], "--out"]
-    assert sass_facts.main([*asked, str(sass_facts.RESULT)]) == 0
-    assert sass_facts.main([*asked, str(other)]) == 1
 
 
 def is_common(spec: AttentionSpec) -> bool:
@@ -535,33 +355,6 @@ def test_compiled_facts_of_every_shipped_kernel(
         words = [sys.executable, sass_facts.__file__, "--check", "--kernel", compiled.name]
         again = (subprocess.run(words, capture_output=True).returncode == 0 for _ in range(6))
         assert any(again), f"run make -f tests/sessions.mk facts, and see why it is now: {line}"
-
-
-def test_names_of_committed_kernels_are_short() -> None:
-    names = {
-        kernel_name(entry.spec, config)
-        for slug in COMPLETE
-        for entry in table_of(slug).entries
-        for config in emit.kernels_of(entry)
-    }
-    # A name of four features is longer by two words, all of them abbreviated.
-    assert max(map(len, names)) <= LONGEST_NAME + len("_inv_pg")
-
-
-@pytest.mark.parametrize("slug", COMPLETE)
-def test_no_decode_loses_to_a_runner_up_for_some_number_of_sequences(slug: str) -> None:
-    """By its worst ratio to the fastest, which is the least or that of a tie. It may be some percent
-    more: configs that evidence does not keep were compared, too, and buckets share kernels.
-    """
-    for entry in table_of(slug).entries:
-        kept = [entry.evidence.batches_us, *(o.batches_us for o in entry.evidence.runners_up)]
-        times = [each for each in kept if each]
-        if not entry.evidence.batches_us or len(times) < 2:
-            continue
-        assert {*map(len, times)} == {len(timed_problems(entry.spec, entry.problem))}
-        fastest = [min(each) for each in zip(*times, strict=True)]
-        worst = [max(a / b for a, b in zip(each, fastest, strict=True)) for each in times]
-        assert worst[0] <= 1.06 * max(TIE, min(worst)), (entry.spec.name, entry.bucket, worst)
 
 
 @pytest.mark.parametrize("slug", COMPLETE)

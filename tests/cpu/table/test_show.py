@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from flashgen import paths
-from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table.entry import Entry
-from flashgen.table.show import entries_grid, targets_grid
-from flashgen.table.table_file import load
+from flashgen.table.show import entries_grid
 from tests.makers import make_config, make_spec
 from tests.tables import made_entry, with_evidence
 
@@ -72,42 +68,3 @@ def test_where_a_row_does_not_fit_an_entry_has_two_lines_and_keeps_every_word(wi
         assert line.split()[-2:] == ["0.0005", "1.5%"]
     ends = {len(line) for line in lines[1::2]}
     assert len(ends) == 1  # columns
-
-
-def test_a_row_that_fits_is_one() -> None:
-    """The tables that ship, in a wide terminal and in files."""
-    entry = made_entry(LONG_SPEC, config=LONG, source="measured")
-    heads, row = printed(140, entry).splitlines()
-    assert heads.split()[:5] == ["spec", "seq_k", "at", "config", "from"]
-    assert LONG.label in row
-
-
-def test_two_lines_fit_in_80_columns_where_executed_entries_stand_by_measured_ones() -> None:
-    measured = with_evidence(made_entry(LONG_SPEC, config=LONG, source="measured"), p_value=1e-6)
-    executed = made_entry(
-        LONG_SPEC, bucket=BUCKETS[3], config=replace(LONG, schedule="s_ahead"), median_us=98765.4
-    )
-    executed = replace(executed, tritons=("3.7",), config=LONG)
-    decode = make_spec("bfloat16", 128, direction="decode")
-    lines = printed(80, measured, executed, made_entry(decode, bucket=BUCKETS[0])).splitlines()
-    assert max(map(len, lines)) <= 80
-    assert len(lines) == 8
-    assert lines[4] == f"{LONG_SPEC.name}  {LONG.label}  (executed)"
-
-
-def test_targets_lose_nothing_in_80_columns() -> None:
-    file = io.StringIO()
-    console = Console(file=file, width=80, highlight=False)
-    tables = {slug: load(paths.shipped_table(slug)) for slug in ("nvidia_h200", "nvidia_l4")}
-    console.print(targets_grid(TARGETS.values(), tables, 80))
-    lines = file.getvalue().splitlines()
-    assert "\u2026" not in file.getvalue()
-    slugs = [line.split()[0] for line in lines[1:] if not line.startswith(" ")]
-    assert "nvidia_a100_sxm4_80gb" in slugs
-    assert "".join(slugs) == "".join(TARGETS)
-    whole = [line.split() for line in lines if line.startswith("nvidia_l4 ")]
-    held = len(tables["nvidia_l4"].entries)
-    assert whole == [["nvidia_l4", "sm_89", "58", "99", "300", "121", str(held), "estimated"]]
-    h200 = next(number for number, line in enumerate(lines) if line.startswith("nvidia_h200 "))
-    assert lines[h200].rstrip().endswith(" measured,")
-    assert lines[h200 + 1].endswith(" estimated")

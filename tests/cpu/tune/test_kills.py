@@ -35,7 +35,7 @@ from flashgen.table.table_file import load
 from flashgen.tune import evaluators, goals, places, tune
 from flashgen.tune.options import TuneOptions
 from tests.fakes import FakeEvaluator
-from tests.makers import make_spec
+from tests.makers import each, make_spec
 from tests.replayed import ReplayEvaluator
 
 H200 = TARGETS["nvidia_h200"]
@@ -172,9 +172,7 @@ def trials_of(out: Path) -> dict[str, list[tuple[object, ...]]]:
     }
 
 
-@pytest.mark.parametrize(
-    "kills", [15, pytest.param(KILLS, marks=pytest.mark.slow("make test kills fifteen times"))]
-)
+@pytest.mark.parametrize("kills", each([6, KILLS], 2, "make test kills six times"))
 def test_kills_cost_nothing_and_change_nothing(kills: int, tmp_path: Path) -> None:
     evaluator = Counting(recorded(), H200)
     evaluator.ledger = tmp_path / "undisturbed.txt"
@@ -202,7 +200,10 @@ def test_kills_cost_nothing_and_change_nothing(kills: int, tmp_path: Path) -> No
     assert not paths.session_file(out, H200.slug).exists()
 
 
-@pytest.mark.parametrize(("answers", "found"), [(3, False), (150, True)])
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    each([(150, True), (3, False)], 2, "test_tune has it without a process"),
+)
 def test_ctrl_c_names_what_it_wrote_or_says_that_it_wrote_nothing(
     answers: int, found: bool, tmp_path: Path
 ) -> None:

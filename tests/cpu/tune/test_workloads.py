@@ -25,7 +25,6 @@ from flashgen.tune.hf_config import from_hf_config
 from flashgen.tune.workloads import WeightedPiece, Workload, kernels_of, load, parse, problem_of
 from tests.makers import make_spec
 
-BACKWARD_OF = "bwd_delta", "bwd_dkv", "bwd_dq", "bwd_fused"
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "workloads"
 
 PLAIN = """\
@@ -187,45 +186,14 @@ def test_packed_words_name_the_kernels_of_packed_sequences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "expected"),
-    [
-        (
-            "vit-l",
-            [
-                *((f"{kernel}_bf16_d64", 197, 32, 32) for kernel in ("fwd", *BACKWARD_OF)),
-                *(
-                    (f"{kernel}_bf16_d64_varlen", 197, 32, 32)
-                    for kernel in ("fwd", "bwd_dkv", "bwd_dq", "bwd_fused")
-                ),
-            ],
-        ),
-        (
-            "gpt-2",
-            [
-                ("fwd_bf16_d64_causal_dropout", 1024, 32, 32),
-                ("bwd_delta_bf16_d64", 1024, 32, 32),
-                ("bwd_dkv_bf16_d64_causal_dropout", 1024, 32, 32),
-                ("bwd_dq_bf16_d64_causal_dropout", 1024, 32, 32),
-                ("bwd_fused_bf16_d64_causal_dropout", 1024, 32, 32),
-                *(
-                    (f"{kernel}_bf16_d64{more}", seq, 32, 32)
-                    for seq in (512, 1024)
-                    for kernel, more in (
-                        ("fwd", "_causal"),
-                        ("fwd", "_causal_varlen"),
-                        *([("bwd_delta", "")] if seq == 512 else ()),  # that of 1024 is above
-                        *((f"bwd_{each}", "_causal_varlen") for each in ("dkv", "dq", "fused")),
-                    )
-                ),
-            ],
-        ),
-    ],
+    ("file", "kernels", "words"),
+    [("vit-l", 5, {"", "varlen"}), ("gpt-2", 5, {"", "dropout", "varlen"})],
 )
-def test_an_example_is_what_it_says(file: str, expected: list[tuple[Any, ...]]) -> None:
-    found = load(EXAMPLES / f"{file}.yaml")
-    assert [
-        (p.spec.name, p.problem.seq_k, p.problem.heads, p.problem.kv_heads) for p in found.pieces
-    ] == expected
+def test_an_example_is_what_it_says(file: str, kernels: int, words: set[str]) -> None:
+    pieces = load(EXAMPLES / f"{file}.yaml").pieces
+    assert {piece.spec.head_dim for piece in pieces} == {64}
+    assert len({piece.spec.direction for piece in pieces}) == kernels
+    assert {" ".join(piece.spec.feature_words) for piece in pieces} == words
 
 
 _OF_16_BITS = {"torch_dtype": "bfloat16", "max_position_embeddings": 131072}
@@ -474,40 +442,6 @@ def test_a_window_that_hides_nothing_is_none(tmp_path: Path, window: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("config", "layers"),
-    [
-        ({"model_type": "mistral"}, {True: 32}),
-        ({"model_type": "gemma2", "num_hidden_layers": 27}, {True: 14, False: 13}),
-        ({"model_type": "gemma3_text", "sliding_window_pattern": 6}, {True: 27, False: 5}),
-        ({"layer_types": ["sliding_attention", "full_attention"] * 16}, {True: 16, False: 16}),
-        ({"layer_types": ["full_attention"] * 31 + ["sliding_attention"]}, {True: 1, False: 31}),
-    ],
-    ids=str,
-)
-def test_layers_with_a_window_are_pieces_of_their_own(
-    tmp_path: Path, config: dict[str, Any], layers: dict[bool, int]
-) -> None:
-    found = read(tmp_path, LLAMA | {"sliding_window": 4096} | config)
-    longest = [piece for piece in found.pieces if piece.problem.seq_k == 8192]
-    seen = {True: 4096, False: 8192}
-    at = {piece.spec.window: piece.weight / seen[piece.spec.window] for piece in longest}
-    assert at == layers
-    assert found.notes == ()
-
-
-def test_caps_and_sinks_are_tuned(tmp_path: Path) -> None:
-    capped = read(tmp_path, LLAMA | {"attn_logit_softcapping": 50.0}, directions=["backward"])
-    assert {p.spec.name for p in capped.pieces if p.problem.seq_k == 512} == {
-        "bwd_delta_bf16_d128",
-        *(f"bwd_{which}_bf16_d128_causal_softcap" for which in ("dkv", "dq", "fused")),
-    }
-    gpt_oss = LLAMA | {"model_type": "gpt_oss", "head_dim": 128, "sliding_window": 8192}
-    sinks = read(tmp_path, gpt_oss, directions=["forward", "backward_dq"])
-    names = {piece.spec.name for piece in sinks.pieces}
-    assert names == {"fwd_bf16_d128_causal_sink", "bwd_dq_bf16_d128_causal"}
-
-
-@pytest.mark.parametrize(
     ("config", "said"),
     [
         ({"model_type": "mamba", "hidden_size": 768, "state_size": 16},
@@ -570,16 +504,6 @@ class TestTransformersCompletesAFile:
     @pytest.fixture(autouse=True)
     def _installed(self) -> None:
         pytest.importorskip("transformers")
-
-    def test_heads_and_layers(self, tmp_path: Path) -> None:
-        """Gemma 3 has heads and head dim by default, and a full mask in each sixth layer."""
-        found = read(tmp_path, GEMMA3)
-        at = {p.spec.name: p.weight for p in found.pieces if p.problem.seq_k == 2048}
-        assert at.pop("fwd_bf16_d256_causal_window") == 29 * 1024
-        assert at.pop("fwd_bf16_d256_causal") == 5 * 2048
-        assert {
-            (p.problem.heads, p.problem.kv_heads) for p in found.pieces if p.spec.head_dim == 256
-        } == {(8, 4)}
 
     def test_images_of_any_size_are_left_out(self, tmp_path: Path) -> None:
         """Qwen2-VL names its heads in its own way, and no size: no length is known, nor a mask."""

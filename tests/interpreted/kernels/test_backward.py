@@ -40,13 +40,6 @@ DTYPES = ("float16", "bfloat16", "float32", "tf32")
 MASKS = ("none", "causal")
 GRADIENTS = ("backward_dkv", "backward_dq")
 EVERYTHING: dict[str, Any] = {"bias": "additive", "alibi": True, "dropout": True}
-FEATURES: dict[str, dict[str, Any]] = {
-    "bias": {"bias": "additive"},
-    "boolean": {"bias": "boolean"},
-    "alibi": {"alibi": True},
-    "dropout": {"dropout": True},
-    "all": EVERYTHING,
-}
 
 
 def backward_config(direction: str, br: int, bc: int, **fields: Any) -> KernelConfig:
@@ -106,12 +99,6 @@ def test_s_ahead_is_fa2_in_another_order(direction: Any) -> None:
 @pytest.mark.parametrize("mask", [pytest.param("none", marks=FUSED), "causal"])
 def test_fused(mask: str, seed: int) -> None:
     spec = make_spec("float16", 40, mask).for_direction("backward_fused")
-    prove(spec, make_config(32, 16), seed)
-
-
-def test_fused_with_features(seed: int) -> None:
-    """Keys beyond the last would reach dQ: 0 times what overflows is no number."""
-    spec = make_spec("float16", 16, **EVERYTHING).for_direction("backward_fused")
     prove(spec, make_config(32, 16), seed)
 
 
@@ -177,12 +164,6 @@ def test_default_kernels_take_the_true_head_dims(direction: Any, seed: int, tmp_
         # Inputs are drawn for the spec that is asked; the kernel is that of the padded one.
         verdict = compared(bind(kernel, asked, config), trial_of(asked, given, seed + number))
         assert verdict.passed, (given, seed + number, verdict)
-
-
-@pytest.mark.parametrize("direction", ["forward", *GRADIENTS])
-def test_features_with_descriptors(direction: Any, seed: int) -> None:
-    spec = make_spec("bfloat16", 32, "causal", **EVERYTHING).for_direction(direction)
-    prove(spec, make_config(32, 16, loads="descriptor"), seed)
 
 
 @pytest.mark.parametrize("wide", reference_cases.BIAS_SHAPES)

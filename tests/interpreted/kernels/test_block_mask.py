@@ -24,7 +24,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.proving import alternating, mutant_passes, prove, sampled
-from tests.serving import leaves, record_directions, serve
+from tests.serving import leaves, record_directions
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -113,11 +113,6 @@ def test_mutant_is_caught(name: str) -> None:
     # Of the kind that is random by batch and head.
     cases = [case(263, 263, 2, 2, 2)]
     assert not mutant_passes(spec, make_config(64, 64), line, broken, cases, seed=3)
-
-
-@pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    return serve(monkeypatch)
 
 
 def masks() -> dict[str, tuple[BlockMask, Tensor]]:

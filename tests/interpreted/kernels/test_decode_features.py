@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
 from tests.makers import make_config, make_spec
-from tests.nasty_cases import nasty_decode_cases
 from tests.proving import mutant_passes, prove, sampled
 from tests.serving import record_directions, serve
 
@@ -50,11 +48,6 @@ ALONE: dict[str, dict[str, Any]] = {
     "pads": {"leftpad": True},
     "pages": {"paged": True},
 }
-PAIRS = [
-    (one, other)
-    for one, other in itertools.combinations(ALONE, 2)
-    if (one, other) not in (("bias", "mask"), ("rows", "pages"))
-]
 
 
 def decode_spec(
@@ -68,30 +61,6 @@ def decode_spec(
 @pytest.mark.parametrize("name", [name for name in ALONE if name != "pages"])
 def test_each_alone(name: str, mask: str, seed: int) -> None:
     prove(decode_spec(mask=mask, **ALONE[name]), make_config(16, 16), seed)
-
-
-@pytest.mark.parametrize(
-    "pair",
-    [
-        pytest.param(p, marks=() if n % 2 else pytest.mark.slow("make test proves a sample of it"))
-        for n, p in enumerate(PAIRS)
-    ],
-    ids="-".join,
-)
-def test_pairs(pair: tuple[str, str], seed: int) -> None:
-    """One case of every second; all where there is time, and more cases, below."""
-    spec = decode_spec(mask=("none", "causal")[len(pair[0]) % 2], **ALONE[pair[0]] | ALONE[pair[1]])
-    case = DecodeCase(lengths=(37, 0, 16), capacity=40, seq_q=3, group=2, splits=3)
-    prove(spec, make_config(16, 16), seed, [case])
-
-
-@pytest.mark.slow("make test proves a sample of it")
-@pytest.mark.parametrize("mask", ["none", "causal"])
-@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_pairs_on_nasty_cases(pair: tuple[str, str], mask: str, seed: int) -> None:
-    spec = decode_spec("bfloat16", 40, mask, **ALONE[pair[0]] | ALONE[pair[1]])
-    config = make_config(32, 16)
-    prove(spec, config, seed, list(nasty_decode_cases(spec, config)))
 
 
 EVERY_ONE: dict[str, Any] = {

@@ -31,8 +31,8 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
 from tests.nasty_cases import nasty_cases
-from tests.proving import alternating, prove, sampled
-from tests.serving import leaves, serve
+from tests.proving import prove, sampled
+from tests.serving import leaves
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -55,13 +55,6 @@ def test_each_alone(feature: str, direction: Any, mask: str, seed: int) -> None:
     prove(spec, make_config(32, 16), seed, nasty_cases(32, 16))
 
 
-@pytest.mark.parametrize(("direction", "mask"), alternating(DIRECTIONS, ["none", "causal"]))
-def test_all_three_by_descriptor(direction: Any, mask: str, seed: int) -> None:
-    spec = make_spec("bfloat16", 40, mask, head_dim_v=24, window=True, softcap=True, sink=True)
-    config = make_config(16, 32, loads="descriptor")
-    prove(spec.for_direction(direction), config, seed, nasty_cases(16, 32))
-
-
 @pytest.mark.parametrize(
     "precision",
     ["ieee", pytest.param("tf32", marks=pytest.mark.slow("make test proves a sample of it"))],
@@ -69,7 +62,7 @@ def test_all_three_by_descriptor(direction: Any, mask: str, seed: int) -> None:
 @pytest.mark.parametrize("direction", [*DIRECTIONS, "backward_fused", "backward_dbias"])
 def test_every_one_at_once(direction: Any, precision: Any, seed: int) -> None:
     spec = make_spec("float32", 24, "causal", precision=precision, **EVERY_ONE)
-    prove(spec.for_direction(direction), make_config(16, 32), seed)
+    prove(spec.for_direction(direction), make_config(16, 32), seed, step=2)
 
 
 @pytest.mark.slow("make test proves a sample of it")
@@ -290,11 +283,6 @@ def test_the_form_that_cancels_alone_is_caught_near_0(tmp_path: Path) -> None:
         features=Features(softcap=50.0),
     )  # fmt: skip
     assert abs(float(lse) / 1e-3 - 1) > 2.0**-20
-
-
-@pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    return serve(monkeypatch)
 
 
 @pytest.mark.parametrize("causal", [False, True, "top_left"])

@@ -67,10 +67,10 @@ def test_tiles_of_other_shapes(
 @pytest.mark.parametrize(
     "dims",
     [
-        *((40, 40), (96, 96), (192, 128)),
+        *((40, 40), (192, 128)),
         *(
             pytest.param(d, marks=pytest.mark.slow("make test proves a sample of it"))
-            for d in ((80, 80), (192, 192), (16, 256))
+            for d in ((80, 80), (96, 96), (192, 192), (16, 256))
         ),
     ],
     ids=str,
@@ -121,7 +121,7 @@ def test_tf32_operands_are_rounded_by_the_kernel(
 sizes = st.integers(1, 100)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     seq_q=sizes, seq_k=sizes, kv_heads=st.integers(1, 2), group=st.integers(1, 3), batch=st.integers(1, 2),
     alignment=st.sampled_from(["top_left", "bottom_right"]), layout=st.sampled_from(["bhsd", "bshd", "sliced"]),

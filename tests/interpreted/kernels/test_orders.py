@@ -75,7 +75,7 @@ def test_with_features(features: dict[str, Any], seed: int) -> None:
     prove(spec, config, seed, [MANY])
 
 
-@pytest.mark.parametrize("limits", [(1, 1), (2, 6000), (7, 20000), (1000, 1 << 30)])
+@pytest.mark.parametrize("limits", [(1, 1), (7, 20000), (1000, 1 << 30)])
 @pytest.mark.parametrize(("order", "persistent"), ORDERS[1:4:2])
 def test_any_number_of_programs_and_any_run(
     limits: tuple[int, int], order: str, persistent: bool, monkeypatch: pytest.MonkeyPatch

@@ -30,7 +30,7 @@ from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
 from tests.makers import make_config, make_spec
 from tests.proving import alternating, mutant_passes, prove, sampled
-from tests.serving import leaves, record_directions, serve
+from tests.serving import leaves, record_directions
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -187,11 +187,6 @@ def test_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
     # An odd seed: slopes of their own for each sequence.
     assert not mutant_passes(spec, make_config(16, 16), line, broken, seed=1)
-
-
-@pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    return serve(monkeypatch)
 
 
 def cumulative(lengths: list[int], dtype: torch.dtype = torch.int32) -> Tensor:

@@ -34,17 +34,12 @@ from flashgen.spec.problem import BUCKETS, Problem
 from flashgen.spec.vocabulary import Direction
 from tests.makers import make_spec
 from tests.package import make_dispatcher
-from tests.serving import autocast_of_a_gpu, leaves, record_directions, serve
+from tests.serving import autocast_of_a_gpu, leaves, record_directions
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 HALF = make_spec("bfloat16", 64, "causal")
 PAIR = ["backward_delta", "backward_dkv", "backward_dq"]
-
-
-@pytest.fixture
-def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
-    return serve(monkeypatch)
 
 
 def case(sq: int, sk: int, heads: int = 4, kv: int = 2, **options: str) -> CheckCase:

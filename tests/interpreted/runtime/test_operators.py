@@ -34,6 +34,10 @@ class TestWithKernels(OperatorsContract):
     def dispatcher(self, monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
         return serve(monkeypatch)
 
+    @pytest.mark.slow("3 s; tests/cpu has it without kernels")
+    def test_packed_sequences_are_one_graph_of_any_lengths(self, dispatcher: Dispatcher) -> None:
+        super().test_packed_sequences_are_one_graph_of_any_lengths(dispatcher)
+
     @pytest.mark.slow("Inductor compiles C++: a minute")
     def test_compiled_by_inductor(self, dispatcher: Dispatcher) -> None:
         super().test_compiled_by_inductor(dispatcher)

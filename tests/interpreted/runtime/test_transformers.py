@@ -13,7 +13,8 @@ from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.runtime import transformers as backend
 from flashgen.runtime.adapters.transformers_attention import BOUNDS
 from flashgen.runtime.sdpa import scaled_dot_product_attention
-from tests.language_models import CONFIGS, batch, generated, make_model, trained
+from tests.language_models import CONFIGS, batch, make_model, trained
+from tests.makers import each
 from tests.serving import record_directions, serve
 
 transformers = pytest.importorskip("transformers")
@@ -134,6 +135,7 @@ def test_a_model_with_an_attention_of_its_own_is_refused(
         run(input_ids=batch("none")["input_ids"])
 
 
+@pytest.mark.slow("5 s; tests/cpu compiles models without kernels")
 def test_a_model_compiles_into_one_graph(launched: list[str]) -> None:
     torch._dynamo.reset()
     model, given = make_model("llama", "flashgen"), batch("right")
@@ -198,32 +200,6 @@ def test_other_names_with_flash_in_them_are_still_flash_attns(launched: list[str
         make_model("gpt2", "flashier")
 
 
-@pytest.mark.parametrize(
-    "padding",
-    [pytest.param("none", marks=pytest.mark.slow("make test proves a sample of it")), "left"],
-)
-def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) -> None:
-    given = {name: x for name, x in batch(padding).items() if name != "labels"}
-    texts = []
-    for attention in (*backend.NAMES, "eager"):
-        model = make_model("llama", attention).eval()
-        made = model.generate(  # type: ignore[operator]
-            **given, max_new_tokens=3, do_sample=False, use_cache=True, pad_token_id=0
-        )
-        texts.append(made)
-    assert all(torch.equal(made, texts[-1]) for made in texts)
-    assert "backward_dkv" not in launched
-
-
-@pytest.mark.slow("make test proves a sample of it")
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "llama4"])
-def test_32_tokens_are_eagers(launched: list[str], name: str, cache: str) -> None:
-    found = generated(name, backend.NAMES[1], cache)
-    assert torch.equal(found, generated(name, "eager", cache))
-    assert launched.count("forward") == 2 * 32
-
-
 def test_t5_trains_by_kernels_as_with_eager(launched: list[str]) -> None:
     """Its position bias is folded into the masks, and kernels compute its gradient."""
     config = transformers.T5Config(
@@ -251,3 +227,17 @@ def test_t5_trains_by_kernels_as_with_eager(launched: list[str]) -> None:
         torch.testing.assert_close(
             found[0][name], wanted, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@pytest.mark.parametrize("padding", each(["left", "none"], 2, "make test proves a sample of it"))
+def test_generation_with_a_cache_is_eagers(launched: list[str], padding: str) -> None:
+    given = {name: x for name, x in batch(padding).items() if name != "labels"}
+    texts = []
+    for attention in (*backend.NAMES, "eager"):
+        model = make_model("llama", attention).eval()
+        made = model.generate(  # type: ignore[operator]
+            **given, max_new_tokens=3, do_sample=False, use_cache=True, pad_token_id=0
+        )
+        texts.append(made)
+    assert all(torch.equal(made, texts[-1]) for made in texts)
+    assert "backward_dkv" not in launched
