@@ -52,6 +52,10 @@ EMPTY_CYCLES = 1500.0
 """A program of packed sequences that finds no row of its own: its start and two trips to memory in
 turn. A round figure."""
 
+SEARCH_LOADS = 3
+"""Loads that wait for one another until a scheduler knows its first tile of packed sequences. Later
+ones are looked for beside the tile before."""
+
 TRIP_CYCLES = 25.0
 """What a trip of each block on an SM takes beyond its replay: a round figure, chosen among 0 to 40
 with 20 of the 40 landscapes of products on an H100 in sight; 20 to 30 are as good there."""
@@ -363,6 +367,8 @@ def estimate(
         empty=empty_programs(spec, config, problem),
         firm=spec.direction == "forward",
     )
+    if spec.varlen and config.persistent:
+        return _with_search(timing, gpu)
     if spec.direction != "decode":
         return timing
     return _with_combine(timing, spec, config, problem, gpu)
@@ -381,6 +387,16 @@ def _trips(
     if spec.direction in SCHEDULES[config.schedule].mask_first:
         blocks = [trips[::-1] for trips in blocks]
     return [trips * consumers for trips in blocks]
+
+
+def _with_search(timing: Timing, gpu: Gpu) -> Timing:
+    """The time of a persistent kernel whose scheduler looks for the sequence of each tile: it looks
+    for the first one before anything is loaded.
+    """
+    assert gpu.clock_mhz is not None  # it has a time
+    us = SEARCH_LOADS * machine_of(gpu).load_late / gpu.clock_mhz
+    low, high = timing.low_us + us, timing.high_us + us
+    return replace(timing, median_us=timing.median_us + us, low_us=low, high_us=high)
 
 
 def _with_combine(

@@ -99,7 +99,7 @@ def empty_programs(spec: AttentionSpec, config: KernelConfig, problem: Problem) 
     """How many programs of a packed launch end at once: each sequence has as many as the longest,
     and grid() lists those that have a tile.
     """
-    if not spec.varlen:
+    if not spec.varlen or config.persistent:
         return 0
     by_keys = spec.direction in BY_KEYS
     side, heads = (config.bc, problem.kv_heads) if by_keys else (config.br, problem.heads)

@@ -50,7 +50,7 @@ def loops(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 def may_pack(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Texts whose kernels may be of packed sequences."""
-    if spec.block_mask or loops(spec, config):
+    if spec.block_mask or (loops(spec, config) and not handed_out(spec, config)):
         return False
     its = SCHEDULES[config.schedule]
     if config.interpretable:

@@ -107,10 +107,14 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Laun
     blocks = batch * heads * plan.config.v_parts
     if SCHEDULES[plan.config.schedule].state_in_memory:
         return blocks, arguments | _scratch(plan, q)
-    blocks *= -(-longest // plan.config.br)
+    persistent = plan.config.persistent
+    if packed is not None and persistent:  # as the kernel counts: no sequence has more
+        blocks = heads * (seq_q // plan.config.br + packed.count)
+    else:
+        blocks *= -(-longest // plan.config.br)
     if plan.config.takes_heads:
         arguments |= _order_arguments(q, v)
-        sms, persistent = order_limits(q.device).sms, plan.config.persistent
+        sms = order_limits(q.device).sms
         blocks = grid_rules.launched_blocks(blocks, sms, persistent=persistent)
         if persistent:
             arguments["counter_ptr"] = counter(q)

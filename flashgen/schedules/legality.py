@@ -239,10 +239,11 @@ def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
             "block_mask excludes persistent, which assigns tiles beforehand, because only its "
             f"lists say how long each takes: got {_order_of(config)}"
         )
-    if spec.varlen and (config.takes_heads or config.order == "head_reversal"):
+    dealt = config.persistent and not SCHEDULES[config.schedule].hands_out
+    if spec.varlen and (dealt or config.order in ("grouped", "head_reversal")):
         return (
-            "varlen needs order plain or longest_first, and excludes persistent, because some "
-            f"of its tiles are empty: got {_order_of(config)}"
+            "varlen needs order plain or longest_first, and persistent only of schedules that hand "
+            f"tiles out, because some are empty: got {_order_of(config)} and {config.schedule}"
         )
     ways = [name for name, schedule in SCHEDULES.items() if schedule.orders]
     has = spec.direction == "forward" and config.schedule in ways

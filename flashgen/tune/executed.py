@@ -22,6 +22,7 @@ from flashgen import settings
 from flashgen.evaluate.offline import OfflineEvaluator
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
+from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Outcome
 from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
@@ -53,8 +54,8 @@ def candidates(
     """
     if spec.dtype == "float16":
         sibling = in_bfloat16(spec)
-        held = (*chosen, *table.executed)
-        return tuple(dict.fromkeys(entry.config for entry in held if entry.spec == sibling))
+        held = [entry.config for entry in (*chosen, *table.executed) if entry.spec == sibling]
+        return tuple(dict.fromkeys(config for config in held if not config.persistent))
     order = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
     found = [
         config
@@ -110,6 +111,27 @@ def faster(
     for entry, outcome in zip(entries, times[passed.config], strict=True):
         if part(outcome, entry) < 1:
             yield in_place_of(entry, outcome, passed, len(found), run)
+
+
+def handed_out(entries: Sequence[Entry], evaluator: OfflineEvaluator, run: Run) -> Iterator[Entry]:
+    """For each of the entries of a forward that a persistent kernel of their tiles beats by more
+    than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much as tiles.
+    """
+    spec, gpu = entries[0].spec, evaluator.gpu
+    tiles = dict.fromkeys(replace(entry.config, persistent=True) for entry in entries)
+    found = [
+        config
+        for config in tiles
+        if SCHEDULES[config.schedule].hands_out and why_illegal(spec, config, gpu) is None
+    ]
+    beaten = []
+    for entry in entries:
+        us = entry.result.median_us
+        if us is not None:
+            result = replace(entry.result, median_us=us * (1 - NEAR))
+            beaten.append(replace(entry, result=result))
+    if found and beaten:
+        yield from faster(beaten, found, evaluator, run)
 
 
 def issue(outcome: Outcome) -> float:
@@ -215,7 +237,7 @@ def choose(table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = 
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
-        entries = list(group)
+        entries, mine = list(group), list[Entry]()
         if spec.direction not in DIRECTIONS:
             continue
         measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
@@ -223,13 +245,17 @@ def choose(table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = 
         for entry in as_measured(estimated, measured, evaluator, run):
             held = table.executed_for(*entry.key)
             if held is None or (held.result.median_us or 0.0) > (entry.result.median_us or 0.0):
-                chosen.append(entry)
+                mine.append(entry)
         entries = [entry for entry in entries if entry.bucket not in measured]
         found = candidates(spec, table, chosen)
         for source, better in (("estimated", faster), ("untimed", leaner)):
             of_source = [entry for entry in entries if entry.result.source == source]
             if of_source:
-                chosen += better(of_source, found, evaluator, run)
+                mine += better(of_source, found, evaluator, run)
+        if spec.direction == "forward" and estimated:
+            serving = {entry.key: entry for entry in (*estimated, *mine)}
+            mine += handed_out(list(serving.values()), evaluator, run)
+        chosen += mine
     for entry in chosen:
         table = table.with_entry(entry, run)
     return table

@@ -18,7 +18,7 @@ import torch
 
 from flashgen.evaluate import check_attention
 from flashgen.evaluate.check import cases_of, check_loaded
-from flashgen.evaluate.check_attention import tile_cases
+from flashgen.evaluate.check_attention import PackedCase, tile_cases
 from flashgen.kernels import launch_forward
 from flashgen.kernels.launch import launch
 from flashgen.kernels.launch_forward import INTERPRETED, OrderLimits
@@ -173,23 +173,16 @@ READ_LAST_V = "\n            acc = warpgroup_mma_wait(0, deps=(acc,))"
 FREE_LAST_V = "\n            mbarrier.arrive(v_empty.index(stage), count=1)"
 STORED = "            tma.store_wait(0)\n"
 GIVE_PLACE = f"            {GIVE_Q}\n"
-PRODUCER = (
-    "    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])\n    pid = gl.program_id(0)"
-)
-NEXT = 'next_pid = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")'
-GIVE_PID = """        pid_smem.store(gl.full([1], 0, gl.int32, ONE) + pid)
-        mbarrier.arrive(pid_full.index(0), count=1)
+PRODUCER = "taken = receive(handed, 0, 1)\n    while taken[0] >= 0:\n"
+NEXT = 'pid = gl.num_programs(0) + gl.atomic_add(counter_ptr, 1, sem="relaxed")'
+STORE_NUMBERS = """            for n in gl.static_range(NUMBERS):
+                taken_smem.index(n).store(gl.full([1], 0, gl.int32, ONE) + taken[n])
 """
-READ_PID = """        pid = gl.max(pid_smem.load(ONE), 0)
-        mbarrier.arrive(pid_empty.index(0), count=1)
+TELL = "            mbarrier.arrive(taken_full.index(0), count=1)\n"
+READ_NUMBERS = """    for n in gl.static_range(NUMBERS):
+        taken += (gl.max(taken_smem.index(n).load(ONE), 0),)
 """
-
-
-def swapped(lines: str) -> str:
-    """Two lines, the second before the first."""
-    first, second = lines.splitlines(keepends=True)
-    return second + first
-
+GIVE_BACK = "    mbarrier.arrive(taken_empty.index(0), count=1)\n"
 
 PERSISTENT_MUTANTS = {
     "Q is loaded before it is read": ("mbarrier.wait(q_empty.index(w), q_phase ^ 1)", "pass"),
@@ -219,24 +212,25 @@ PERSISTENT_MUTANTS = {
     "the consumers count a tile of keys too many": (
         "        end = walked + key_tiles\n        first_row", "        end = walked + key_tiles + 1\n        first_row"),
     "the producer forgets a tile of keys": (
-        "walked, q_phase = end, q_phase ^ 1\n    # The", "walked, q_phase = end - 1, q_phase ^ 1\n    # The"),
+        "walked, q_phase = end, q_phase ^ 1\n        taken = receive(handed, q_phase, 1)",
+        "walked, q_phase = end - 1, q_phase ^ 1\n        taken = receive(handed, q_phase, 1)"),
     "nobody counts uses of Q": ("= end, q_phase ^ 1", "= end, q_phase"),
     "the wrong keys are masked": ("else end - 1 - i)", "else key_tiles - 1 - i)"),
-    "the producer walks other tiles": (PRODUCER, PRODUCER + " + 1"),
-    "the last tile is left out": ("while pid < where[0]:", "while pid < where[0] - 1:"),
+    "the producer walks other tiles": (PRODUCER, PRODUCER + "        taken = (taken[0] ^ 1,)\n"),
+    "the last tile is left out": ("gl.where(pid < count, pid, -1)", "gl.where(pid < count - 1, pid, -1)"),
     "a tile is taken twice": (NEXT, NEXT.replace("(0) +", "(0) - 1 +")),
     "a tile is never taken": (NEXT, NEXT.replace("counter_ptr, 1", "counter_ptr, 2")),
     "the counter is not left as it was": ("gl.atomic_xchg(counter_ptr, 0)", "pass"),
     "nor the count of programs": ("gl.atomic_xchg(counter_ptr + 1, 0)", "pass"),
     "the first that ends sets the counter to 0": ("== gl.num_programs(0) - 1:", "== 0:"),
-    "a number is given before it is there": (GIVE_PID, swapped(GIVE_PID)),
-    "a number is overwritten before it is read": ("mbarrier.wait(pid_empty.index(0), q_phase ^ 1)", "pass"),
-    "a number is given back before it is read": (READ_PID, swapped(READ_PID)),
-    "a number is read before it is there": ("mbarrier.wait(pid_full.index(0), q_phase)", "pass"),
-    "one consumer alone gives a number back": ("new_barriers(1, WARPGROUPS)", "new_barriers(1, 1)"),
+    "a number is given before it is there": (STORE_NUMBERS + TELL, TELL + STORE_NUMBERS),
+    "a number is overwritten before it is read": ("mbarrier.wait(taken_empty.index(0), phase ^ 1)", "pass"),
+    "a number is given back before it is read": (READ_NUMBERS + GIVE_BACK, GIVE_BACK + READ_NUMBERS),
+    "a number is read before it is there": ("mbarrier.wait(taken_full.index(0), phase)", "pass"),
+    "the producer does not give a number back": ("new_barriers(1, WARPGROUPS + 1)", "new_barriers(1, WARPGROUPS)"),
     "no first turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "arrive", 0)', "pass"),
     "no last turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "sync", 0)', "pass"),
-    "LSE of another batch": ("lse_ptr + batch_head.to", "lse_ptr + head.to"),
+    "LSE of another batch": ("lse_rows = (batch, None), batch_head.to", "lse_rows = (batch, None), head.to"),
 }  # fmt: skip
 SHARED_MUTANTS = {
     "O is stored from where Q is loaded": (STORED + GIVE_PLACE, GIVE_PLACE + STORED),
@@ -265,3 +259,67 @@ def test_a_text_that_breaks_q_by_o_is_found(mutant: str) -> None:
     """At head dim 256 O takes the place of Q, which the producer would load again."""
     config = hopper(128, 32, 2, "longest_first", persistent=True)
     assert_found(make_spec("bfloat16", 256, "causal"), config, SHARED_MUTANTS[mutant], CASES)
+
+
+HAS_ROWS = "has_rows = (taken[0] < 0) | (tile[3] < taken[4])"
+PACKED_MUTANTS = {
+    "a sequence that begins here is not found": ("* heads <= pid)", "* heads < pid)"),
+    "the search goes too short a way": ("found += steps * step", "found += steps"),
+    "the search ends after a step": ("left = gl.minimum(left - steps * step, step)", "left = 1"),
+    "a sequence has no tile more than its share": (
+        ".to(gl.int32) + sequence\n", ".to(gl.int32) + sequence * 0\n"),
+    "nobody is told of the end": (HAS_ROWS, "has_rows = tile[3] < taken[4]"),
+    "places of no sequence are left": ("if where[2] is not None and taken[0] >= 0:", "if False:"),
+    "they begin with the sequence": ("taken[3] + tile[3], end", "taken[3] - taken[4] + tile[3], end"),
+    "they are written by all tiles": ("taken[3] + tile[3], end", "taken[3], end"),
+    "chunks of the first sequence": ("chunk_start_ptr += sequence", "pass"),
+    "slopes of the first sequence": ("+ sequence * stride_slopes_b", "+ batch * stride_slopes_b"),
+    "a diagonal too far": ("(seq_k - seq_q)\n", "(seq_k - seq_q + 1)\n"),
+    "LSE behind the sequence": ("+ (taken[3] - seq_q)", "+ taken[3]"),
+    "as many keys as rows": ("of_k = (taken[5], taken[6])", "of_k = (taken[5], taken[4])"),
+}  # fmt: skip
+PACKED = make_spec("bfloat16", 64, "causal", varlen=True, alibi=True, chunk=True)
+FEW_TILES = hopper(128, 32, 2, "longest_first", persistent=True)
+
+
+def of_many(*lengths: tuple[int, int], heads: int = 2) -> PackedCase:
+    """Sequences of these lengths among 70, of which the others are empty."""
+    apart = [(0, 0)] * (70 // len(lengths))
+    found = [each for some in lengths for each in (*apart, some)]
+    rows, keys = (sum(each) for each in zip(*found, strict=True))
+    problem = Problem(batch=1, heads=heads, kv_heads=1, seq_q=rows, seq_k=keys)
+    return PackedCase(problem=problem, lengths=tuple(found), varied=True)
+
+
+MANY = [of_many((129, 65), (3, 40), (128, 128)), *cases_of(PACKED, FEW_TILES)[2:3]]
+
+
+def test_packed_sequences_are_found_among_many(
+    loads: dict[int, list[Load]],  # noqa: F811
+) -> None:
+    """Tiles without rows are passed over: of each head 2, 1 and 1 are loaded, by two consumers."""
+    assert_right(PACKED, FEW_TILES, MANY[:1])
+    assert sum(box[3] == 64 for copied in loads.values() for _, box, _ in copied) == 2 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("dims", "config", "features"),
+    each([
+        ((64, 64), hopper(192, 64, 3, persistent=True), {"window": True, "sink": True}),
+        ((128, 128), hopper(128, 64, persistent=True), {"paged": True, "softcap": True}),
+        ((64, 64), hopper(order="longest_first", persistent=True), {"invariant": True}),
+        ((256, 256), hopper(128, 32, persistent=True), {"chunk": True}),
+        ((192, 128), hopper(128, 64, persistent=True), {}),
+    ]),
+)  # fmt: skip
+def test_every_packed_variant_is_right(
+    dims: tuple[int, int], config: KernelConfig, features: dict[str, bool]
+) -> None:
+    mask = "causal"
+    spec = make_spec("bfloat16", dims[0], mask, head_dim_v=dims[1], varlen=True, **features)
+    assert_right(spec, config)
+
+
+@pytest.mark.parametrize("mutant", each(PACKED_MUTANTS))
+def test_a_broken_scheduler_is_found(mutant: str) -> None:
+    assert_found(PACKED, FEW_TILES, PACKED_MUTANTS[mutant], MANY)
