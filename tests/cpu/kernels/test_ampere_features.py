@@ -11,8 +11,8 @@ from flashgen.evaluate.check_attention import packed_case
 from flashgen.inputs.features import Features
 from tests.cpu.kernels.test_ampere import ampere
 from tests.cpu.kernels.test_hopper_features import GIVEN
-from tests.executed import assert_bits_of, assert_found, assert_right, case, each
-from tests.makers import make_config, make_spec
+from tests.executed import assert_bits_of, assert_found, assert_right, case
+from tests.makers import each, make_config, make_spec
 
 PACKED, PAGED = {"varlen": True}, {"varlen": True, "paged": True}
 VARIANTS: dict[str, tuple[Any, ...]] = {
