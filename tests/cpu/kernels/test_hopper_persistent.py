@@ -297,9 +297,11 @@ MANY = [of_many((129, 65), (3, 40), (128, 128)), *cases_of(PACKED, FEW_TILES)[2:
 def test_packed_sequences_are_found_among_many(
     loads: dict[int, list[Load]],  # noqa: F811
 ) -> None:
-    """Tiles without rows are passed over: of each head 2, 1 and 1 are loaded, by two consumers."""
+    """Tiles without rows are passed over: of each head 2, 1 and 1 are loaded, by two consumers, and
+    the check launches them twice.
+    """
     assert_right(PACKED, FEW_TILES, MANY[:1])
-    assert sum(box[3] == 64 for copied in loads.values() for _, box, _ in copied) == 2 * 4 * 2
+    assert sum(box[3] == 64 for copied in loads.values() for _, box, _ in copied) == 2 * 2 * 4 * 2
 
 
 @pytest.mark.parametrize(
