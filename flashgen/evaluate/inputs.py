@@ -232,16 +232,11 @@ def make_backward(
 
 def make_dq_of_ds(spec: AttentionSpec, problem: Problem, seed: int, device: str) -> DqOfDs:
     """A call of dQ = dS K on random normal inputs."""
-    import torch
-
     from flashgen.kernels.ds_runs import DsSizes
     from flashgen.kernels.launch_ds import DqOfDs, ds_like
 
     call = make_forward(spec, problem, seed, device)
-    of = DsSizes.of(call.q, call.k, call.diagonal, call.features)
-    # As the kernels of most tables store it there.
-    by_rows = call.q.is_cuda and torch.cuda.get_device_capability(call.q.device) >= (9, 0)
-    ds = ds_like(call.q, of, by_rows=by_rows).normal_()
+    ds = ds_like(call.q, DsSizes.of(call.q, call.k, call.diagonal, call.features)).normal_()
     given = {name: getattr(call, name) for name in ("q", "k", "scale", "diagonal", "features")}
     return DqOfDs(**given, ds=ds)
 

@@ -7,6 +7,7 @@ in rows that a block of dK and dV walks.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -96,9 +97,13 @@ class DsSizes:
         """All blocks."""
         return DsRun(first_head=0, heads=self.sequences * self.heads, keys=self.seq_k)
 
+    def ds_shape(self, run: DsRun) -> tuple[int, int, int, int]:
+        """The shape of dS of a run, of whole tiles; keys are rows."""
+        return 1, run.heads, _in_tiles(run.keys), _in_tiles(self.seq_q)
+
     def ds_bytes(self, run: DsRun) -> int:
-        """Bytes of dS of a run, in whole tiles."""
-        return run.heads * in_tiles(self.seq_q) * in_tiles(run.keys) * self.element_bytes
+        """Bytes of dS of a run."""
+        return math.prod(self.ds_shape(run)) * self.element_bytes
 
     def sum_bytes(self, run: DsRun) -> int:
         """Bytes of the sum of a run, where it has not all keys of its heads."""
@@ -110,7 +115,7 @@ class DsSizes:
         return self.ds_bytes(run) + self.sum_bytes(run)
 
 
-def in_tiles(length: int) -> int:
+def _in_tiles(length: int) -> int:
     """A number of rows or keys in whole tiles of dS."""
     return -(-length // DS_TILE) * DS_TILE
 

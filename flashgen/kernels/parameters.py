@@ -114,8 +114,8 @@ _DS = begun((
     Parameter("ds_ptr", "*{element}:16", of=pointer, given=stores_ds),
     Parameter("ds_desc", "desc", of=described, given=stores_ds),
     Parameter("stride_dsh", "i32:16", of=pointer, given=stores_ds),
-    Parameter("stride_dsk", "i32:16", "dS (1, heads, seq_q, keys) of a run: of whole heads, or of "
-              "keys of one head of K", of=pointer, given=stores_ds),
+    Parameter("stride_dss", "i32:16", "dS (1, heads, keys, rows) of a run, in whole tiles: of "
+              "whole heads, or of keys of one head of K", of=pointer, given=stores_ds),
 ))
 _HEADS = (number("heads"), number("group", "group: query heads per head of K and V"))
 _TOTALS = (
@@ -298,8 +298,6 @@ _DQ_OF_DS = (
     *_tensors("k", "dq"),
     *_strides("k", "dq"),
     *_DS,
-    Parameter("stride_dss", "i32:1", "1 where keys are rows in memory; else stride_dsk is",
-              of=pointer),
     rows("sum", "(heads of the run, seq_q, padded dim) float32: dQ / scale of the keys before"),
     Parameter("scale", "fp32", "of the softmax, with its sign"),
     number("first_head", "of Q in the run"), number("first_key"),

@@ -1,4 +1,6 @@
-"""Gradients by dS in memory, of schedule hopper, as Triton compiles them: results, runs, orders, mutants."""
+"""Gradients by dS in memory, of schedule hopper and of plain kernels without TMA, as Triton compiles them: results, runs,
+orders, mutants.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from flashgen.spec.gpu import TARGETS
 from tests.executed import call_far_below_zero, case, compiled, each
 from tests.makers import make_config, make_spec
 
-H200 = TARGETS["nvidia_h200"]
+H200, A100 = TARGETS["nvidia_h200"], TARGETS["nvidia_a100_sxm4_80gb"]
 WHOLE = 1 << 40
 """A limit of memory that no case reaches."""
 
@@ -44,6 +46,7 @@ def spec_of(dim: int, mask: str, **features: Any) -> AttentionSpec:
 
 
 NARROW, NARROW_128, SHARED_KEYS = hopper(64, 128), hopper(128, 128), hopper(64, 64)
+PLAIN, PLAIN_64 = make_config(64, 128, num_warps=8, num_stages=3), make_config(32, 64)
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,13 @@ def kernels(
     broken: tuple[str, str] = ("", ""),
     broken_dq: tuple[str, str] = ("", ""),
 ) -> Kernels:
-    """Both, or with the text of one broken."""
+    """Both, or with the text of one broken. Where they load by pointer, for an A100."""
     its = spec.for_direction("backward_dq_of_ds")
+    gpu = A100 if config.loads == "pointer" else H200
     for one, way in ((spec, config), (its, of_dq)):
-        assert (reason := why_illegal(one, way, H200)) is None, reason
-    dkv, dq = compiled(spec, config, 0, *broken), compiled(its, of_dq, 0, *broken_dq)
+        assert (reason := why_illegal(one, way, gpu)) is None, reason
+    dkv = compiled(spec, config, 0, *broken, arch=gpu.arch)
+    dq = compiled(its, of_dq, 0, *broken_dq, arch=gpu.arch)
     return Kernels(dkv, dq, bind(dkv, spec, config), bind(dq, its, of_dq))
 
 
@@ -131,6 +136,13 @@ VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any
     "packed, no mask": (64, "none", NARROW_128, PACKED, {"varlen": True}),
     "packed, shared keys, window": (
         256, "causal", SHARED_KEYS, PACKED, {"varlen": True, "window": True}),
+    "plain": (128, "causal", PLAIN, RAGGED, {}),
+    "plain, no mask": (64, "none", PLAIN_64, RAGGED, {}),
+    "plain, rows of 40": (40, "none", PLAIN_64, RAGGED, {"head_dim_v": 24}),
+    "plain, warps without rows": (64, "causal", make_config(16, 32, num_warps=8), RAGGED, {}),
+    "plain, packed": (128, "causal", PLAIN, PACKED, {"varlen": True}),
+    "plain, chunk": (64, "causal", PLAIN_64, WINDOWS, {"chunk": True}),
+    "plain, window on both sides": (64, "none", PLAIN_64, WINDOWS, {"window": True}),
 }  # fmt: skip
 
 
@@ -138,7 +150,8 @@ VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any
 def test_every_variant_is_right(name: str) -> None:
     dim, mask, config, cases, features = VARIANTS[name]
     spec = spec_of(dim, mask, **features)
-    of_dq = of_rows("pointer" if spec.varlen else "descriptor", 64 if dim > 128 else 128)
+    loads = "pointer" if spec.varlen else config.loads
+    of_dq = of_rows(loads, 64 if dim > 128 else 128)
     assert_gradients(kernels(spec, config, of_dq), spec, cases, ranges=True)
 
 
