@@ -166,7 +166,9 @@ def test_the_check_of_tuning_passes(config: KernelConfig) -> None:
 
 
 @pytest.mark.slow("a kernel twice, 20 orders")
-@pytest.mark.parametrize("config", [NARROW, SHARED_KEYS, PLAIN], ids=["64 keys each", "shared keys", "plain"])
+@pytest.mark.parametrize(
+    "config", [NARROW, SHARED_KEYS, PLAIN], ids=["64 keys each", "shared keys", "plain"]
+)
 def test_20_orders_have_one_result(config: KernelConfig) -> None:
     spec = spec_of(256 if config is SHARED_KEYS else 64, "causal")
     both = kernels(spec, config, of_rows(config.loads, br=64))
