@@ -116,6 +116,6 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
-    config = make_config(32, 16)
+    config = make_config(32, 32)
     assert mutant_passes(spec, config, line, line)
     assert not mutant_passes(spec, config, line, broken)
