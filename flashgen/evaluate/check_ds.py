@@ -1,7 +1,7 @@
 """The check of the two kernels that have dS in memory: what dQ is made of, and what was stored.
 
-The heads of all sequences lie one behind the other, (1, B * H, Sq, Sk), packed ones with the
-lengths of the longest.
+The heads of all sequences lie one behind the other, (1, B * H, Sk, Sq) in whole tiles, packed ones
+with the lengths of the longest.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _places(x: GradientInputs) -> Iterator[_Place]:
 
 def _by_sequence(ds: Tensor, x: GradientInputs) -> Tensor:
     """(sequences, heads, Sq, Sk), in the same memory."""
-    return ds.view(-1, x.q.shape[1], *ds.shape[2:])
+    return ds.view(-1, x.q.shape[1], *ds.shape[2:]).mT
 
 
 def _length(of: slice) -> int:

@@ -7,6 +7,7 @@ in rows that a block of dK and dV walks.
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import padded
 
-STEP = 16
-"""Elements of which a row of dS has a multiple in memory: Triton and the TMA unit rely on it."""
 FIXED_ROWS = 320
 """What the two launches of a run take besides: each begins with 4 us that nothing hides, in which a
 block walks 160 rows (forward and dK/dV of head dim 128 on an H200, 26 November 2026)."""
@@ -98,9 +97,13 @@ class DsSizes:
         """All blocks."""
         return DsRun(first_head=0, heads=self.sequences * self.heads, keys=self.seq_k)
 
+    def ds_shape(self, run: DsRun) -> tuple[int, int, int, int]:
+        """The shape of dS of a run, of whole tiles; keys are rows."""
+        return 1, run.heads, _in_tiles(run.keys), _in_tiles(self.seq_q)
+
     def ds_bytes(self, run: DsRun) -> int:
         """Bytes of dS of a run."""
-        return run.heads * self.seq_q * -(-run.keys // STEP) * STEP * self.element_bytes
+        return math.prod(self.ds_shape(run)) * self.element_bytes
 
     def sum_bytes(self, run: DsRun) -> int:
         """Bytes of the sum of a run, where it has not all keys of its heads."""
@@ -110,6 +113,11 @@ class DsSizes:
     def run_bytes(self, run: DsRun) -> int:
         """Bytes of both."""
         return self.ds_bytes(run) + self.sum_bytes(run)
+
+
+def _in_tiles(length: int) -> int:
+    """A number of rows or keys in whole tiles of dS."""
+    return -(-length // DS_TILE) * DS_TILE
 
 
 def runs_of(of: DsSizes, most: int, bc: int = DS_TILE, slots: int = 1) -> tuple[DsRun, ...]:

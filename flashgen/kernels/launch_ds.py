@@ -11,7 +11,7 @@ from torch import Tensor
 from flashgen.inputs.features import PLAIN, Features
 from flashgen.kernels.arguments import Arguments, feature_arguments, sizes
 from flashgen.kernels.descriptors import take_descriptors
-from flashgen.kernels.ds_runs import STEP, DsRun, DsSizes
+from flashgen.kernels.ds_runs import DsRun, DsSizes
 from flashgen.kernels.launch_backward import (
     Backward,
     backward_arguments,
@@ -25,8 +25,8 @@ from flashgen.kernels.plan import KernelCall, Plan
 class BackwardDs(Backward):
     """A run of a Backward. The result is (dk, dv), of which it writes its keys.
 
-    ds (1, heads, Sq, keys) of the run gets dS, in each tile of DS_TILE rows and keys of which a row
-    sees a key; packed sequences have the longest one's Sq and keys.
+    ds (1, heads, keys, Sq) of the run, of whole tiles, gets dS, in each tile of DS_TILE keys and
+    rows of which a row sees a key; packed sequences have the longest one's keys and Sq.
     """
 
     run: DsRun
@@ -37,7 +37,7 @@ class BackwardDs(Backward):
 
 @dataclass(kw_only=True, eq=False)
 class DqOfDs(KernelCall[tuple[Tensor, ...]]):
-    """dQ of ds (1, B * H, Sq, Sk), as BackwardDs has it. The result is (dq,), laid out in memory as
+    """dQ of ds (1, B * H, Sk, Sq), as BackwardDs has it. The result is (dq,), laid out in memory as
     q is, of which nothing else is read.
     """
 
@@ -83,25 +83,22 @@ def gradients_in_runs(
     found = empty_like(call.q), empty_like(call.k), empty_like(call.v)
     of_dq = {name: getattr(call, name) for name in ("q", "k", "scale", "diagonal", "features")}
     for run in runs:
-        ds, total = _in_memory(memory, of, run, call.q.dtype)
+        begin = of.sum_bytes(run)  # which is first, where it is for the next range, too
+        stored = memory[begin : begin + of.ds_bytes(run)].view(call.q.dtype)
+        total, ds = memory[:begin].view(torch.float32), stored.view(of.ds_shape(run))
         dkv(BackwardDs(**vars(call), run=run, dk=found[1], dv=found[2], ds=ds))
         dq(DqOfRun(**of_dq, run=run, ds=ds, dq=found[0], sum=total))
     return found
 
 
-def _in_memory(
-    memory: Tensor, of: DsSizes, run: DsRun, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """DS and sum of a run. The sum is first, where it is for the next range, too."""
-    begin = of.sum_bytes(run)
-    ds = memory[begin : begin + of.ds_bytes(run)].view(dtype).view(1, run.heads, of.seq_q, -1)
-    return ds[..., : run.keys], memory[:begin].view(torch.float32)
-
-
 def ds_like(x: Tensor, of: DsSizes) -> Tensor:
     """A new dS of all blocks, 0, of x's dtype and device."""
-    shape = (1, of.whole.heads, of.seq_q, -(-of.seq_k // STEP) * STEP)
-    return torch.zeros(shape, dtype=x.dtype, device=x.device)[..., : of.seq_k]
+    return x.new_zeros(of.ds_shape(of.whole))
+
+
+def _of_plan(plan: Plan, ds: Tensor, of: DsSizes, run: DsRun) -> Tensor:
+    """What a plan takes: a descriptor ends with keys and rows, and loads 0 behind them."""
+    return ds[..., : run.keys, : of.seq_q] if plan.by_descriptor else ds
 
 
 def run_ds(plan: Plan, call: Backward) -> tuple[Tensor, ...]:
@@ -123,7 +120,8 @@ def _launch_ds(plan: Plan, call: BackwardDs) -> None:
         return
     of, run, bc = ds_sizes(call), call.run, plan.config.bc
     tiles, own = (-(-keys // bc) for keys in (of.seq_k, run.keys))
-    arguments = backward_arguments(plan, call, dk=call.dk, dv=call.dv, ds=call.ds)
+    ds = _of_plan(plan, call.ds, of, run)
+    arguments = backward_arguments(plan, call, dk=call.dk, dv=call.dv, ds=ds)
     arguments["first_block"] = run.first_head // of.group * tiles + run.first_key // bc
     plan.start(call.q, run.heads // of.group * own, arguments)
 
@@ -137,8 +135,8 @@ def run_dq_of_ds(plan: Plan, call: DqOfDs) -> tuple[Tensor, ...]:
         run, dq, total = of.whole, empty_like(call.q), call.q.new_empty(0, dtype=torch.float32)
     if 0 in (call.q.numel(), call.k.numel(), of.sequences):
         return (dq.zero_(),)
-    (k,) = plan.in_eights(call.k)
-    arguments: Arguments = plan.tensors(k=k, dq=dq, ds=call.ds)
+    (k,), ds = plan.in_eights(call.k), _of_plan(plan, call.ds, of, run)
+    arguments: Arguments = plan.tensors(k=k, dq=dq, ds=ds)
     arguments |= sizes(call.q, k, call.scale, call.diagonal, packed) | {
         "scale": call.scale,
         "sum_ptr": total,

@@ -114,8 +114,8 @@ _DS = begun((
     Parameter("ds_ptr", "*{element}:16", of=pointer, given=stores_ds),
     Parameter("ds_desc", "desc", of=described, given=stores_ds),
     Parameter("stride_dsh", "i32:16", of=pointer, given=stores_ds),
-    Parameter("stride_dss", "i32:16", "dS (1, heads, seq_q, keys) of a run: of whole heads, or of "
-              "keys of one head of K", of=pointer, given=stores_ds),
+    Parameter("stride_dss", "i32:16", "dS (1, heads, keys, rows) of a run, in whole tiles",
+              of=pointer, given=stores_ds),
 ))
 _HEADS = (number("heads"), number("group", "group: query heads per head of K and V"))
 _TOTALS = (

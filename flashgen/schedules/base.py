@@ -274,7 +274,7 @@ class Schedule(Generic[Fields]):
         q, k, v, o, and do, dq, dk, dv and ds, the gradients. page_size: where K and V lie in pages.
         """
         if tensor == "ds":
-            return config.br, config.bc
+            return config.bc, config.br
         rows = config.bc if tensor in ("k", "v", "dk", "dv") else config.br
         return rows, padded(spec.head_dim if tensor in ("q", "k", "dq", "dk") else spec.head_dim_v)
 

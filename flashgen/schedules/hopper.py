@@ -228,8 +228,8 @@ class Hopper(Schedule[HopperFields]):
     def block(
         self, spec: AttentionSpec, config: HopperFields, tensor: str, page_size: int
     ) -> tuple[int, int]:
-        if tensor == "ds":  # a consumer has all rows and half of the keys, or 64 of both
-            return WARPGROUP_ROWS, WARPGROUP_ROWS // 2 if wide(spec) else WARPGROUP_ROWS
+        if tensor == "ds":  # a consumer has half of the keys and all rows, or 64 of both
+            return WARPGROUP_ROWS // 2 if wide(spec) else WARPGROUP_ROWS, WARPGROUP_ROWS
         rows, dim = super().block(spec, config, tensor, page_size)
         if spec.paged and tensor in ("k", "v"):
             return box_of_page(page_size, rows)

@@ -218,6 +218,14 @@ bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1020.6 3425.3 12913.4 25323.
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1255.0 4807.5 19017.4 37964.0
 bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2380.1 9306.4 37011.6 73951.8
 bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1830.3 7151.6 28436.8 56817.0
+bwd_ds_bf16_d128 1 br32_bc128_w8_s3_fa2_ptr 811.03 2971.1 11628.6 23173.7
+bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 606.07 1592.0 5537.4 10811.6
+bwd_ds_fp16_d128 1 br32_bc128_w8_s3_fa2_ptr 811.03 2971.1 11628.6 23173.7
+bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 606.07 1592.0 5537.4 10811.6
+bwd_dq_of_ds_bf16_d128 1 br128_bc64_w4_s3_fa2_ptr 234.79 667.65 2432.4 4785.7
+bwd_dq_of_ds_bf16_d128_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 187.48 400.84 1295.6 2493.2
+bwd_dq_of_ds_fp16_d128 1 br128_bc64_w4_s3_fa2_ptr 234.79 667.65 2432.4 4785.7
+bwd_dq_of_ds_fp16_d128_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 187.48 400.84 1295.6 2493.2
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 17.515
 decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 35.043 93.991
 decode_bf16_d64 16384 br16_bc32_w4_s3_fa2_ptr_x8 165.52

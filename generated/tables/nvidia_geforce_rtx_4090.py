@@ -225,6 +225,14 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1864.0 7256.0 28824.0 57581.3
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1129.2 3930.0 14754.1 29316.2
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1402.8 5458.5 21681.6 43312.4
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 865.93 3016.1 11238.6 22332.0
+bwd_ds_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 954.01 3618.0 14267.8 28468.1
+bwd_ds_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 720.18 2101.3 7644.3 15036.7
+bwd_ds_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 954.01 3618.0 14267.8 28468.1
+bwd_ds_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 720.18 2101.3 7644.3 15036.7
+bwd_dq_of_ds_bf16_d128 1 br128_bc64_w4_s3_fa2_ptr 446.84 1334.5 4885.3 9619.6
+bwd_dq_of_ds_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 307.25 763.89 2570.1 4885.3
+bwd_dq_of_ds_fp16_d128 1 br128_bc64_w4_s3_fa2_ptr 446.84 1334.5 4885.3 9619.6
+bwd_dq_of_ds_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 307.25 763.89 2570.1 4885.3
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 20.409
 decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 50.524 163.46 311.92
 decode_bf16_d64_paged 4096 br16_bc64_w4_s4_fa2_ptr_x2 88.667

@@ -204,18 +204,18 @@ bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr 1302.4
 bwd_fused_bf16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
 bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
 bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
-bwd_ds_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 298.5 1097.8 4295.8 8559.9
-bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 238.16 711.02 2607.3 5134.4
-bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 537.03 2030.6 8005.3 15971.6
-bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 350.68 1079.2 3998.5 7888.7
-bwd_ds_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 298.5 1097.8 4295.8 8559.9
-bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 238.16 711.02 2607.3 5134.4
-bwd_dq_of_ds_bf16_d128 1 br128_bc128_w8_s3_fa2_tma 138.36 407.66 1485.5 2922.7
-bwd_dq_of_ds_bf16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 94.205 230.66 772.25 1471.5
-bwd_dq_of_ds_bf16_d256 1 br128_bc64_w8_s3_fa2_tma 93.325 228.22 837.19 1656.9
-bwd_dq_of_ds_bf16_d256_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 73.207 143.67 455.08 829.14
-bwd_dq_of_ds_fp16_d128 1 br128_bc128_w8_s3_fa2_tma 138.36 407.66 1485.5 2922.7
-bwd_dq_of_ds_fp16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 94.205 230.66 772.25 1471.5
+bwd_ds_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
+bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
+bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 539.0 1919.8 7456.3 14839.4
+bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 360.09 1038.0 3761.7 7392.0
+bwd_ds_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
+bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
+bwd_dq_of_ds_bf16_d128 1 br128_bc128_w8_s3_fa2_tma 138.85 407.8 1484.9 2921.2
+bwd_dq_of_ds_bf16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 94.681 230.59 771.4 1472.0
+bwd_dq_of_ds_bf16_d256 1 br128_bc64_w8_s3_fa2_tma 93.923 234.57 807.55 1573.3
+bwd_dq_of_ds_bf16_d256_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 78.123 153.24 449.51 796.87
+bwd_dq_of_ds_fp16_d128 1 br128_bc128_w8_s3_fa2_tma 138.85 407.8 1484.9 2921.2
+bwd_dq_of_ds_fp16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 94.681 230.59 771.4 1472.0
 decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 12.542 23.415 59.125 105.25
 decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x4 13.307 24.679 61.483 106.06
 decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.484 32.935 68.866 115.21
@@ -397,11 +397,11 @@ bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 428.
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.28 1193.7
 bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 196.73 257.14 1313.2
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.24 1174.4 4238.1
-bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.22 853.08 3330.4 6633.7
-bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 183.4 457.83 1673.1 3293.3
-bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 277.23 1016.6 3975.3 7920.2
-bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 182.77 543.98 1993.1 3924.5
-bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.22 853.08 3330.4 6633.7
-bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 183.4 457.83 1673.1 3293.3
+bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
+bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
+bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 294.39 982.98 3748.3 7436.3
+bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 207.5 541.41 1894.9 3700.3
+bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
+bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
 """,
 }

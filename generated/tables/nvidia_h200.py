@@ -207,18 +207,18 @@ bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr 1302.4
 bwd_fused_bf16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
 bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
 bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
-bwd_ds_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 298.5 1097.8 4295.8 8559.9
-bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 238.16 711.02 2607.3 5134.4
-bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 537.03 2030.6 8005.3 15971.6
-bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 350.68 1079.2 3998.5 7888.7
-bwd_ds_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 298.5 1097.8 4295.8 8559.9
-bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 238.16 711.02 2607.3 5134.4
-bwd_dq_of_ds_bf16_d128 1 br128_bc128_w8_s3_fa2_tma 98.1 286.87 1042.6 2050.3
-bwd_dq_of_ds_bf16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 67.363 163.56 544.09 1028.6
-bwd_dq_of_ds_bf16_d256 1 br128_bc64_w8_s3_fa2_tma 69.589 222.62 837.19 1656.9
-bwd_dq_of_ds_bf16_d256_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 53.076 135.22 455.08 829.14
-bwd_dq_of_ds_fp16_d128 1 br128_bc128_w8_s3_fa2_tma 98.1 286.87 1042.6 2050.3
-bwd_dq_of_ds_fp16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 67.363 163.56 544.09 1028.6
+bwd_ds_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
+bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
+bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 539.0 1919.8 7456.3 14839.4
+bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 360.09 1038.0 3761.7 7392.0
+bwd_ds_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
+bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
+bwd_dq_of_ds_bf16_d128 1 br128_bc128_w8_s3_fa2_tma 107.64 287.01 1042.0 2048.8
+bwd_dq_of_ds_bf16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 93.086 170.64 543.24 1029.1
+bwd_dq_of_ds_bf16_d256 1 br128_bc64_w8_s3_fa2_tma 93.923 234.57 807.55 1573.3
+bwd_dq_of_ds_bf16_d256_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 78.123 153.24 449.51 796.87
+bwd_dq_of_ds_fp16_d128 1 br128_bc128_w8_s3_fa2_tma 107.64 287.01 1042.0 2048.8
+bwd_dq_of_ds_fp16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 93.086 170.64 543.24 1029.1
 decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 11.607 20.268 47.112 79.839
 decode_bf16_d64_sink_paged 1 br16_bc64_w8_s3_fa2_ptr_x4 12.924 22.254
 decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr_x3 48.366 80.295
@@ -394,11 +394,11 @@ bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 428.
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.28 1193.7
 bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 196.73 257.14 1313.2
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.24 1174.4 4238.1
-bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.22 853.08 3330.4 6633.7
-bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 155.39 457.83 1673.1 3293.3
-bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 277.23 1016.6 3975.3 7920.2
-bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 182.77 543.98 1993.1 3924.5
-bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.22 853.08 3330.4 6633.7
-bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 155.39 457.83 1673.1 3293.3
+bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
+bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 174.33 455.48 1591.9 3108.5
+bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 294.39 982.98 3748.3 7436.3
+bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 207.5 541.41 1894.9 3700.3
+bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
+bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 174.33 455.48 1591.9 3108.5
 """,
 }

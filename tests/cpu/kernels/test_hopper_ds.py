@@ -1,4 +1,6 @@
-"""Gradients by dS in memory, of schedule hopper, as Triton compiles them: results, runs, orders, mutants."""
+"""Gradients by dS in memory, of schedule hopper and of plain kernels without TMA, as Triton compiles them: results, runs,
+orders, mutants.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from flashgen.spec.gpu import TARGETS
 from tests.executed import call_far_below_zero, case, compiled
 from tests.makers import each, make_config, make_spec
 
-H200 = TARGETS["nvidia_h200"]
+H200, A100 = TARGETS["nvidia_h200"], TARGETS["nvidia_a100_sxm4_80gb"]
 WHOLE = 1 << 40
 """A limit of memory that no case reaches."""
 
@@ -44,6 +46,7 @@ def spec_of(dim: int, mask: str, **features: Any) -> AttentionSpec:
 
 
 NARROW, NARROW_128, SHARED_KEYS = hopper(64, 128), hopper(128, 128), hopper(64, 64)
+PLAIN, PLAIN_64 = make_config(64, 128, num_warps=8, num_stages=3), make_config(32, 64)
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,13 @@ def kernels(
     broken: tuple[str, str] = ("", ""),
     broken_dq: tuple[str, str] = ("", ""),
 ) -> Kernels:
-    """Both, or with the text of one broken."""
+    """Both, or with the text of one broken. Where they load by pointer, for an A100."""
     its = spec.for_direction("backward_dq_of_ds")
+    gpu = A100 if config.loads == "pointer" else H200
     for one, way in ((spec, config), (its, of_dq)):
-        assert (reason := why_illegal(one, way, H200)) is None, reason
-    dkv, dq = compiled(spec, config, 0, *broken), compiled(its, of_dq, 0, *broken_dq)
+        assert (reason := why_illegal(one, way, gpu)) is None, reason
+    dkv = compiled(spec, config, 0, *broken, arch=gpu.arch)
+    dq = compiled(its, of_dq, 0, *broken_dq, arch=gpu.arch)
     return Kernels(dkv, dq, bind(dkv, spec, config), bind(dq, its, of_dq))
 
 
@@ -113,6 +118,7 @@ RAGGED = [
     case(200, 330, heads=4, kv=2, batch=2),
     case(330, 200, "top_left"),
 ]
+FEW = [case(200, 330, heads=2), case(70, 20, "top_left", heads=2, kv=2)]
 WINDOWS = [case(200, 330)] * 3 + [case(129, 129, "top_left")] * 2 + [case(300, 70), case(1, 400)]
 """Each place draws another window, or another chunk."""
 VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any]]] = {
@@ -131,6 +137,12 @@ VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any
     "packed, no mask": (64, "none", NARROW_128, PACKED, {"varlen": True}),
     "packed, shared keys, window": (
         256, "causal", SHARED_KEYS, PACKED, {"varlen": True, "window": True}),
+    "plain": (128, "causal", PLAIN, FEW, {}),
+    "plain, no mask": (40, "none", PLAIN_64, FEW, {"head_dim_v": 24}),
+    "plain, warps without rows": (64, "causal", make_config(16, 32, num_warps=8), FEW, {}),
+    "plain, packed": (64, "causal", PLAIN, PACKED[1:], {"varlen": True}),
+    "plain, chunk": (64, "causal", PLAIN_64, WINDOWS[:2], {"chunk": True}),
+    "plain, window on both sides": (64, "none", PLAIN_64, WINDOWS[2:4], {"window": True}),
 }  # fmt: skip
 
 
@@ -138,7 +150,8 @@ VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any
 def test_every_variant_is_right(name: str) -> None:
     dim, mask, config, cases, features = VARIANTS[name]
     spec = spec_of(dim, mask, **features)
-    of_dq = of_rows("pointer" if spec.varlen else "descriptor", 64 if dim > 128 else 128)
+    loads = "pointer" if spec.varlen else config.loads
+    of_dq = of_rows(loads, 64 if dim > 128 else 128)
     assert_gradients(kernels(spec, config, of_dq), spec, cases, ranges=True)
 
 
@@ -153,10 +166,12 @@ def test_the_check_of_tuning_passes(config: KernelConfig) -> None:
 
 
 @pytest.mark.slow("a kernel twice, 20 orders")
-@pytest.mark.parametrize("config", [NARROW, SHARED_KEYS], ids=["64 keys each", "shared keys"])
+@pytest.mark.parametrize(
+    "config", [NARROW, SHARED_KEYS, PLAIN], ids=["64 keys each", "shared keys", "plain"]
+)
 def test_20_orders_have_one_result(config: KernelConfig) -> None:
     spec = spec_of(256 if config is SHARED_KEYS else 64, "causal")
-    both = kernels(spec, config, of_rows(br=64))
+    both = kernels(spec, config, of_rows(config.loads, br=64))
     call = attention_trial(spec, case(200, 200, heads=2, kv=1), 0, "cpu").call
     first = both.gradients(call)
     for seed in range(1, 20):
@@ -177,10 +192,10 @@ OF_NARROW: dict[str, tuple[str, str]] = {
     "the place is written while it is read": ("tma.store_wait(0)\n                        ds_place =", "ds_place ="),
     "the last store but one is awaited": ("tma.store_wait(0)\n                        ds_place =", "tma.store_wait(1)\n                        ds_place ="),
     "the place of the other consumer": ("ds_place = ds_smem.index(WARPGROUP)", "ds_place = ds_smem.index(0)"),
-    "the keys of the other consumer": ("ds_key + 64 * WARPGROUP)", "ds_key)"),
-    "transposed": (".permute((1, 0)).store(ds_t)", ".store(ds_t)"),
-    "the first rows of a tile again": ("(0, ds_head + member, at_row,", "(0, ds_head + member, row_start,"),
-    "the first head of the group": ("(0, ds_head + member, at_row,", "(0, ds_head, at_row,"),
+    "the keys of the other consumer": ("ds_key + 64 * WARPGROUP, at_row)", "ds_key, at_row)"),
+    "transposed": ("ds_place.reshape([64, AT_ONCE])", "ds_place.reshape([AT_ONCE, 64]).permute((1, 0))"),
+    "the first rows of a tile again": ("WARPGROUP, at_row)", "WARPGROUP, row_start)"),
+    "the first head of the group": ("(0, ds_head + member, ds_key", "(0, ds_head, ds_key"),
     "P in place of dS": ("store(ds_t)", "store(p_t.to(DTYPE))"),
     "rows begin within a tile of dS": ("first_row = gl.maximum(least_key - last, 0) // ROWS * ROWS", "first_row = gl.maximum(least_key - last, 0) // BR * BR"),
     "the run begins at block 0": ("pid = first_block + pid", "pid = pid"),
@@ -191,15 +206,15 @@ OF_NARROW: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 OF_SHARED_KEYS: dict[str, tuple[str, str]] = {
     "dS is written while it is read": ("            tma.store_wait(0)  # dS of the tile before has left\n", "            pass\n"),
-    "the half of the other consumer": ("ds_block.slice(KEYS * WARPGROUP, KEYS, 3)", "ds_block.slice(0, KEYS, 3)"),
-    "the keys of the other half": ("ds_key + KEYS * WARPGROUP)", "ds_key)"),
+    "the half of the other consumer": ("ds_block.slice(KEYS * WARPGROUP, KEYS, 2)", "ds_block.slice(0, KEYS, 2)"),
+    "the keys of the other half": ("ds_key + KEYS * WARPGROUP, row_start)", "ds_key, row_start)"),
     "the first head of the group": ("                ds_head += 1\n", "                pass\n"),
     "tiles of 64 keys": ("least_key = key_start // 128 * 128", "least_key = key_start"),
     "dS of the tile before": (
         "        token = meet(token)  # dS is there\n        if ds_desc", "        if ds_desc"),
 }  # fmt: skip
 OF_DQ: dict[str, tuple[str, str]] = {
-    "keys begin anew": ("start - first_key]", "start]"),
+    "keys begin anew": ("start - first_key, row_start]", "start, row_start]"),
     "dQ of a range alone": ("if first_key > 0:", "if first_key > 1 << 20:"),
     "dQ is whole after each range": ("if keys_follow != 0:", "if keys_follow > 1:"),
     "a tile too few": ("row_start + BR + diagonal + right, key_end)", "row_start + diagonal + right, key_end)"),

@@ -98,8 +98,11 @@ DQ = make_spec("bfloat16", 32, "causal").for_direction("backward_dq_of_ds")
 PACKED = replace(DQ, varlen=True)
 MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
     "dS of another head": (DKV, "(ds_head + member).to(tl.int64)", "ds_head.to(tl.int64)"),
-    "P in place of dS": (DKV, "keys[:, None], ds_t, mask", "keys[:, None], p_t.to(q.dtype), mask"),
-    "dS before its rounding to rows": (DKV, "ds_rows = ds_base + rows", "ds_rows = ds_base + rows_in_tile"),
+    "P in place of dS": (DKV, "pairs = ds_t.reshape", "pairs = p_t.to(q.dtype).reshape"),
+    "the first rows of all": (DKV, "ds_base + row_start // BR * BR", "ds_base"),
+    "rows of another eight": (DKV, "(tl.arange(0, BR // 8) * 8)", "(tl.arange(0, BR // 8) * 4)"),
+    "keys of another eight": (DKV, "(n // 8 * 16 + n % 8)", "(n // 8 * 8 + n % 8)"),
+    "eight keys again": (DKV, "(tl.arange(0, 2) * (8 * stride_dss))", "(tl.arange(0, 2) * stride_dss)"),
     "dQ unscaled": (DQ, "dq *= scale", "dq *= 1.0"),
     "a tile of keys too few": (DQ, "row_start + BR + diagonal + right, key_end)", "row_start + diagonal + right, key_end)"),
     "the head of K is that of Q": (DQ, "kv_head = head // group", "kv_head = head % 2"),
@@ -113,6 +116,6 @@ MUTANTS: dict[str, tuple[AttentionSpec, str, str]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught(name: str) -> None:
     spec, line, broken = MUTANTS[name]
-    config = make_config(32, 16)
+    config = make_config(32, 32)
     assert mutant_passes(spec, config, line, line)
     assert not mutant_passes(spec, config, line, broken)
