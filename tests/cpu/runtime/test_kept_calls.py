@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.inputs.packed import OF_PLACES
 from flashgen.kernels import stream_memory
 from flashgen.runtime import Dispatcher
@@ -46,10 +46,8 @@ def in_pages(*lengths: int, **changes: Any) -> dict[str, Any]:
     pools = torch.zeros(2, 16, 16, 4, 64, dtype=BF16).unbind()
     table = torch.zeros(len(lengths), 4, dtype=torch.int32)
     keys = torch.full((len(lengths),), 9, dtype=torch.int32)
-    return packed(
-        *lengths, k=pools[0], v=pools[1], cu_seqlens_k=None, seqused_k=keys, block_table=table,
-        **changes,
-    )  # fmt: skip
+    of_pages = {"k": pools[0], "v": pools[1], "seqused_k": keys, "block_table": table}
+    return packed(*lengths, **{"cu_seqlens_k": None} | of_pages | changes)
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -69,7 +67,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "bounds from anywhere": packed(40, 24, cu_seqlens_q=bounds(1, 40, 24)[1:] - 1),
     "pages": in_pages(5, 3),
     "other pages": in_pages(5, 2, 1),
-}
+    "pages by bounds": in_pages(5, 3, cu_seqlens_k=bounds(9, 9), seqused_k=None),
+    "other pages by bounds": in_pages(5, 2, 1, cu_seqlens_k=bounds(9, 9, 9), seqused_k=None),
+    "many pages": in_pages(6000, 3, block_table=torch.zeros(2, 400, dtype=torch.int32)),
+    "many places": packed(5000, 24),
+}  # fmt: skip
 NEVER = {
     "q base": packed(40, 24, q=moved(torch.zeros(64, 4, 64, dtype=BF16))),
     "sinks base": packed(40, 24, sinks=torch.zeros(5)[1:]),
@@ -267,6 +269,15 @@ def test_packed_gradients_with_seqused_are_repeated(driver: Written, own: Dispat
     assert [launched_by_steps(call) for _ in range(6)][-2:] == [0, 0]
 
 
+def test_pages_have_no_gradient_however_often_they_were_attended(own: Dispatcher) -> None:
+    for _ in range(3):
+        attention_varlen(**in_pages(5, 3))
+    call = in_pages(5, 3)
+    o = attention_varlen(**call | {"q": call["q"].requires_grad_()})
+    with pytest.raises(NotDifferentiable):
+        o.sum().backward()
+
+
 def a_decode(**changes: Any) -> dict[str, Any]:
     q, k, v = tensors(seq_q=1, batch=4)
     return {"q": q, "k": k, "v": v, "lengths": torch.full((4,), 9, dtype=torch.int32)} | changes
@@ -357,3 +368,31 @@ def test_what_cannot_be_replayed_is_launched_without_being_resolved_again(
         monkeypatch.setattr(path, name, None)
     assert launched_by_steps(lambda: call(change)) >= 3
     assert launched_by_steps(lambda: call(lambda x: x)) == 0
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a mask of 1": packed(30, 34, causal=1),
+    "a negative length": packed(30, 34, max_seqlen_q=-1),
+    "keys of other sequences": packed(30, 34, cu_seqlens_k=bounds(30, 20, 14)),
+    "slopes of fewer sequences": packed(30, 20, 14, alibi_slopes=torch.zeros(2, 4)),
+    "V of fewer places": packed(30, 34, v=torch.zeros(63, 4, 64, dtype=BF16)),
+    "a length of True": packed(30, 34, max_seqlen_k=True),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_refused_although_one_like_it_is_kept(name: str, own: Dispatcher) -> None:
+    for _ in range(2):
+        for call in CALLS.values():
+            attention_varlen(**call)
+    with pytest.raises(InvalidArgument):
+        attention_varlen(**WRONG[name])
+
+
+def test_other_lengths_are_served_by_the_environment_of_their_call(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, *_), _ = by_launch(driver, own, calling(packed(40, 24)), 3)
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
+    (there,), _ = by_launch(driver, own, calling(packed(44, 20)), 1)
+    assert there[0][0] != first[0][0]
