@@ -54,7 +54,10 @@ def but(call: dict[str, Any], **changes: Any) -> dict[str, Any]:
 CALLS: dict[str, dict[str, Any]] = {
     "flat": flat(),
     "one split": flat(capacity=64, batch=64, heads=32, kv_heads=32),
+    "two splits": flat(batch=64),
     "seq_q": flat(seq_q=4),
+    "a default of few rows": but(flat(seq_q=4), softcap=5.0),
+    "a default of many rows": but(flat(seq_q=32), softcap=5.0),
     "not causal": but(flat(seq_q=4), causal=False),
     "capacity": flat(capacity=2048),
     "heads": flat(heads=4),

@@ -210,7 +210,11 @@ def metadata(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sliding_window": 4}, {"logits_soft_cap": 3.0, "alibi_slopes": [0.5, 0.25, 0.1, 0.05]}],
+    [
+        {"sinks": torch.tensor([0.5, 1, 2, -1])},
+        {"sliding_window": 4},
+        {"logits_soft_cap": 3.0, "alibi_slopes": [0.5, 0.25, 0.1, 0.05]},
+    ],
     ids=str,
 )
 def test_encoders_see_the_keys_of_their_step_alone(
