@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import shutil
 import signal
@@ -54,9 +55,14 @@ class Mutant:
     def __str__(self) -> str:
         return f"{self.path}: {self.old} => {self.new}".replace("\n", "\\n")
 
+    @property
+    def whole(self) -> str:
+        """The module's text."""
+        return (ROOT / self.path).read_text()
+
     def text(self) -> str:
-        """The module's text, broken."""
-        return broken((ROOT / self.path).read_text(), self.old, self.new, times=1)
+        """The same, broken."""
+        return broken(self.whole, self.old, self.new, times=1)
 
 
 def areas() -> list[str]:
@@ -105,6 +111,7 @@ def passes(tree: Path, tests: tuple[str, ...], limit_s: float = 600.0) -> bool:
         code = 1
         try:
             os.setpgid(0, 0)
+            signal.alarm(math.ceil(limit_s))  # also where this process is killed
             code = _run(tree, tests)
         finally:
             os._exit(code)

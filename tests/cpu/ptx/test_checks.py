@@ -99,6 +99,11 @@ WRONG: list[tuple[str, Sanitizer, str, str]] = [
         "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; "
         "W: setp.lt.u32 %p3, %r60, 32; mbarrier.arrive.shared::cta.b64 _, [%r61];", "uses the mbarrier at",
     ),
+    (
+        "lanes that wait for two phases", "synccheck",
+        "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61]; "
+        "and.b32 %r1, %r60, 1; mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], %r1;", "different mbarriers or phases",
+    ),
 ]  # fmt: skip
 
 
@@ -133,6 +138,7 @@ SILENT = {
     "bytes expected and complete": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; bar.sync 0; @%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r61], 16; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r61]; @%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r61], 16; W: mbarrier.test_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W;",
     "an mbarrier that is made anew": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; @%p1 mbarrier.inval.shared::cta.b64 [%r61]; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1;",
     "two phases awaited": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; mbarrier.arrive.shared::cta.b64 _, [%r61]; V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 1; @!%p2 bra V;",
+    "an mbarrier between, awaited by its state": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; st.shared.b32 [%r62+128], 1; mbarrier.arrive.shared::cta.b64 %d1, [%r61]; W: mbarrier.try_wait.shared::cta.b64 %p3, [%r61], %d1; @!%p3 bra W; xor.b32 %r5, %r60, 32; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %r61; ld.shared.b32 %r6, [%r5+128];",
     "copies that arrive": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; cp.async.ca.shared.global [%r62+128], [%d21], 4; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; xor.b32 %r5, %r62, 128; ld.shared.b32 %r1, [%r5+128];",
 }  # fmt: skip
 
