@@ -359,3 +359,9 @@ def test_environment_stream_and_device_are_asked_for_at_every_call(
     assert ([each[1] for each in made], repeated) == ([78, 78], 1)
     driver.device += 10**6
     assert by_launch(driver, own, call, 1)[1] == 0
+
+
+def test_a_default_has_as_many_rows_as_the_call(driver: Written, own: Dispatcher) -> None:
+    for name, rows in (("few", "_br16_"), ("many", "_br64_")):
+        ((split, *_),), _ = by_launch(driver, own, CALLS[f"a default of {name} rows"], 1)
+        assert rows in split[0][0]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
@@ -110,6 +111,15 @@ def test_what_follows_a_job_goes_first_and_in_its_order() -> None:
     assert ran == ["a", "b", "c", "no kernel is right", "e", "f"]
 
 
+def test_one_worker_has_one_job_at_a_time() -> None:
+    ended: list[float] = []
+    slow = job(lambda: time.sleep(0.2) or ended.append(0.2))
+    drive(
+        [queue(slow, job(lambda: len(ended), lambda n: ended.append(n) or ()))], Stop(lambda: None)
+    )
+    assert ended == [0.2, 1]
+
+
 def test_every_line_is_driven_and_one_job_does_not_wait_for_another() -> None:
     go = threading.Event()
     slow = job(lambda: go.wait(600))
@@ -129,6 +139,21 @@ def test_an_interrupt_within_a_job_is_one_of_the_run() -> None:
         drive([queue(job(interrupted), job(pytest.fail))], stop)
     stop.ask()
     assert said == ["winding down"]
+
+
+def test_after_an_interrupt_no_job_begins_and_those_under_way_end() -> None:
+    stop, ended = Stop(lambda: None), list[str]()
+
+    def search() -> str:
+        while not stop.asked:
+            time.sleep(0.001)
+        time.sleep(0.2)  # the driver looks for idle workers meanwhile
+        return "the best so far"
+
+    jobs = job(search, lambda found: ended.append(found) or ()), job(stop.ask), job(pytest.fail)
+    with pytest.raises(KeyboardInterrupt):
+        drive([JobQueue(jobs, Pools(cpu=Seats(), device=crew(2)))], stop)
+    assert ended == ["the best so far"]
 
 
 def test_the_handler_of_a_program_around_it_stays() -> None:
