@@ -235,5 +235,5 @@ def test_what_a_table_was_lent_by_another_it_does_not_lend_but_what_it_lent_itse
 
 def test_only_the_same_chip_was_measured_with_it() -> None:
     own, l40s = of(L4, TILE, "measured"), of(TARGETS["nvidia_l40s"], OTHER, "measured")
-    assert measured_on_chip(L4, [l40s, own]) == {(SPEC, HERE): TILE}
+    assert measured_on_chip(L4, [own, l40s]) == {(SPEC, HERE): TILE}
     assert measured_on_chip(H200, [of(H100, OTHER, "measured")]) == {(SPEC, HERE): OTHER}
