@@ -246,6 +246,36 @@ def test_packed_sequences_with_gradients_are_repeated(driver: Written, own: Disp
     assert launched_by_steps(lambda: call(sinks=torch.zeros(4, requires_grad=True))) == 4
 
 
+def test_a_gradient_of_lse_reaches_the_kernels_of_a_repeat(
+    driver: Written, own: Dispatcher
+) -> None:
+    for _ in range(6):
+        given = packed(40, 24)
+        leaves = [given[name].requires_grad_() for name in "qkv"]
+        o, lse = attention_varlen(**given, return_lse=True)
+        of_lse = torch.ones_like(lse)
+        torch.autograd.grad((o, lse), leaves, (torch.ones_like(o), of_lse))
+        (delta,) = (each for each in driver.launches[-4:] if each[0][0].startswith("bwd_delta"))
+        assert of_lse.data_ptr() in delta[3]
+
+
+def test_other_sizes_over_pages_are_split_as_they_would_be(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether keys are split follows from the longest length that the rows of pages hold."""
+
+    def launched(queries: int) -> list[Any]:
+        table, before = torch.zeros(2, 400, dtype=torch.int32), len(driver.launches)
+        attention_varlen(**in_pages(queries, 3, block_table=table, max_seqlen_k=6000))
+        return [(each[0][0], each[2]) for each in driver.launches[before:]]
+
+    launched(5)
+    met = launched(6)
+    make_current(monkeypatch, dispatcher(monkeypatch))
+    assert met == launched(6)
+    assert met[0][0].startswith("decode")
+
+
 def test_a_backward_in_chunks_is_made_anew(driver: Written, own: Dispatcher) -> None:
     """Nobody gave the starts of its chunks, which are made at each launch."""
 
@@ -381,12 +411,18 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_call_is_refused_although_one_like_it_is_kept(name: str, own: Dispatcher) -> None:
+def test_a_wrong_call_is_refused_although_one_like_it_is_kept(
+    name: str, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(2):
         for call in CALLS.values():
             attention_varlen(**call)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument) as here:
         attention_varlen(**WRONG[name])
+    make_current(monkeypatch, dispatcher(monkeypatch))
+    with pytest.raises(InvalidArgument) as there:
+        attention_varlen(**WRONG[name])
+    assert str(here.value) == str(there.value)
 
 
 def test_other_lengths_are_served_by_the_environment_of_their_call(
