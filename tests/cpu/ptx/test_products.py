@@ -206,3 +206,10 @@ def test_registers_of_a_product_stay_until_it_is_awaited(register: str, said: st
         found: list[str] = list(report.lines())  # type: ignore[attr-defined]
         assert bool(found) == bool(early), found
         assert all(f"it has written {register} before the wgmma that {said}" in x for x in found)
+
+
+def test_the_warps_of_a_group_issue_one_product() -> None:
+    apart = "0f3F800000; setp.ge.u32 %p1, %r60, 32; @%p1 add.s64 %d3, %d2, 1"
+    report = wgmma("f16", "none", initial=apart)[2]
+    (said,) = report.lines()  # type: ignore[attr-defined]
+    assert "the warps of its warpgroup issue different products" in said
