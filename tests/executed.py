@@ -24,6 +24,7 @@ from flashgen.runtime.eager import attention as eager
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
+from tests.mutants import broken
 
 Load = tuple[int, tuple[int, ...], tuple[int, ...]]
 """A copy by the TMA unit: the address of its tensor, its box, its coordinates."""
@@ -43,9 +44,8 @@ def compiled(
 ) -> ExecutedKernel:
     """The kernel of `arch`, or of its schedule's own, with `new` for each `old` of its text."""
     rendered = render(spec, config)
-    assert old in rendered.source, f"the text to break is not in {rendered.name}: {old}"
     if old:
-        rendered = replace(rendered, source=rendered.source.replace(old, new))
+        rendered = replace(rendered, source=broken(rendered.source, old, new))
     arch = arch or ARCHES.get(config.schedule, "sm_90")
     return ExecutedKernel(rendered, spec, config, arch, seed=seed, checks=checks)
 

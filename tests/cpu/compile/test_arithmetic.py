@@ -164,3 +164,56 @@ def test_kernels_of_all_masks_are_compared(monkeypatch: pytest.MonkeyPatch) -> N
     for specs in classes:
         assert {bool(spec.window) for spec in specs} == {False, True}
     assert sum(spec.direction == "decode" for spec in classes[0]) >= 4
+
+
+SHUFFLED = "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;\nadd.rn.f32 %r3, %r1, %r2;\n"
+WGMMA = "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {%f1}, %rd1, %rd2, "
+
+
+def test_what_decides_bits_and_what_does_not() -> None:
+    summed = arithmetic_of(SHUFFLED)
+    assert len(summed.sums) == 1
+    masked = "selp.f32 %r1, %r9, 0fFF800000, %p1;\n" + SHUFFLED
+    assert arithmetic_of("mov.f32 %r1, %r9;\n" + SHUFFLED).sums == arithmetic_of(masked).sums
+    scaled = "ex2.approx.f32 %r9, %r8;\nmul.rn.f32 %r9, %r9, %r7;\n"
+    masked_late = scaled + masked
+    assert arithmetic_of(scaled + "mov.f32 %r1, %r9;\n" + SHUFFLED).sums == arithmetic_of(masked_late).sums  # fmt: skip
+    assert arithmetic_of(scaled + SHUFFLED).sums != arithmetic_of(masked_late).sums
+    assert arithmetic_of(SHUFFLED.replace("add", "mul")).sums == frozenset()
+    for opcode in ("add.f32", "mul.ftz.f32"):
+        assert arithmetic_of(f"{opcode} %r1, %r2, %r3;").fusible == 1
+    assert arithmetic_of("div.full.f32 %r1, %r2, %r3;").approximate == {"div.full.f32"}
+
+
+def test_both_halves_of_a_pair_are_followed() -> None:
+    """Of which the second adds up over lanes."""
+    shuffle, pair = "shfl.sync.bfly.b32 %r2, %r1, 1, 31, -1;\n", "mov.b64 %rd1, {%r5, %r1};\n"
+    both = f"{shuffle}{pair}mov.b64 %rd2, {{%r6, %r2}};\nadd.rn.f32x2 %rd3, %rd1, %rd2;\n"
+    assert arithmetic_of(both).sums == arithmetic_of(SHUFFLED).sums
+
+
+@pytest.mark.parametrize("false", ["0", "%p1"])
+def test_a_wgmma_that_overwrites_begins_a_chain(false: str) -> None:
+    text = "mov.pred %p1, 0;\n" + "".join(
+        f"{WGMMA}{scale}, 1, 1;\n" for scale in ("%p2", false, "1", "1")
+    )
+    assert arithmetic_of(text).chains == {1, 3}
+
+
+def test_sums_differ_by_lane_operation_and_what_comes_from_the_other_lane() -> None:
+    own = arithmetic_of(SHUFFLED).sums
+    assert arithmetic_of(SHUFFLED.replace(", 1, 31", ", 2, 31")).sums != own
+    assert arithmetic_of(SHUFFLED.replace("b32 %r2, %r1", "b32 %r2, %r9")).sums == frozenset()
+    halved, negated = (f"{x}.rn.f32 %r1, %r9, %r8;\n{SHUFFLED}" for x in ("mul", "sub"))
+    assert arithmetic_of(halved).sums != arithmetic_of(negated).sums
+
+
+def test_a_register_that_is_overwritten_ends_a_chain() -> None:
+    acc = WGMMA + "1, 1, 1;\n"
+    assert arithmetic_of(acc + acc).chains == {2}
+    assert arithmetic_of(f"{acc}mov.f32 %f1, 0f00000000;\n{acc}").chains == {1}
+
+
+def test_other_approximations_are_a_difference() -> None:
+    one = arithmetic_of("div.full.f32 %r1, %r2, %r3;")
+    assert one.difference(arithmetic_of("")) == "approximate div.full.f32, and not none"

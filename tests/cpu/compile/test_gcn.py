@@ -194,3 +194,16 @@ def test_every_plain_text_compiles_for_rdna(arch: str, direction: Direction) -> 
     for name, (spec, config) in texts.items():
         compiled = compile_one(spec, config, arch)
         assert compiled.registers > 0, name
+
+
+def test_encodings_and_dual_instructions_count_as_what_they_do() -> None:
+    def made(opcode: str) -> gcn.GcnInstruction:
+        return gcn.GcnInstruction(0, "", opcode, "", None)
+
+    assert all(made(f"v_exp_f32{end}").is_exp2 for end in ("", "_e32", "_e64", "_dpp", "_sdwa"))
+    assert all(made(f"v_{kind}mul_f32").is_fp32 for kind in ("", "dual_", "pk_"))
+
+
+def test_a_text_without_an_instruction_is_no_kernel() -> None:
+    with pytest.raises(ToolchainError, match="no assembly that flashgen can read"):
+        gcn.parse('  .amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n  .vgpr_count: 64\n')

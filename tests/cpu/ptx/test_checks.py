@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from flashgen.ptx.findings import Report, Sanitizer
-from flashgen.ptx.tensor_map import TensorMap
+from flashgen.ptx.tensor_map import ENCODED, TensorMap, decoded
 from tests.ptx_snippets import kernel, run
 
 THREAD = (
@@ -99,6 +101,11 @@ WRONG: list[tuple[str, Sanitizer, str, str]] = [
         "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; "
         "W: setp.lt.u32 %p3, %r60, 32; mbarrier.arrive.shared::cta.b64 _, [%r61];", "uses the mbarrier at",
     ),
+    (
+        "lanes that wait for two phases", "synccheck",
+        "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61]; "
+        "and.b32 %r1, %r60, 1; mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], %r1;", "different mbarriers or phases",
+    ),
 ]  # fmt: skip
 
 
@@ -133,6 +140,7 @@ SILENT = {
     "bytes expected and complete": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; bar.sync 0; @%p1 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r61], 16; @%p1 mbarrier.arrive.shared::cta.b64 _, [%r61]; @%p1 mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%r61], 16; W: mbarrier.test_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W;",
     "an mbarrier that is made anew": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1; @%p1 mbarrier.inval.shared::cta.b64 [%r61]; @%p1 mbarrier.init.shared::cta.b64 [%r61], 1;",
     "two phases awaited": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; mbarrier.arrive.shared::cta.b64 _, [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; mbarrier.arrive.shared::cta.b64 _, [%r61]; V: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 1; @!%p2 bra V;",
+    "an mbarrier between, awaited by its state": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; st.shared.b32 [%r62+128], 1; mbarrier.arrive.shared::cta.b64 %d1, [%r61]; W: mbarrier.try_wait.shared::cta.b64 %p3, [%r61], %d1; @!%p3 bra W; xor.b32 %r5, %r60, 32; shl.b32 %r5, %r5, 2; add.s32 %r5, %r5, %r61; ld.shared.b32 %r6, [%r5+128];",
     "copies that arrive": "setp.eq.u32 %p1, %r60, 0; @%p1 mbarrier.init.shared::cta.b64 [%r61], 64; bar.sync 0; cp.async.ca.shared.global [%r62+128], [%d21], 4; cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r61]; W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61], 0; @!%p2 bra W; xor.b32 %r5, %r62, 128; ld.shared.b32 %r1, [%r5+128];",
 }  # fmt: skip
 
@@ -230,11 +238,12 @@ WAIT = "W: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r61+1024], 0; @!%p2 b
 
 def loaded(
     x: int = 0, y: int = 0, expected: int = 512, wait: str = WAIT, store: str = "", swizzle: int = 0,
-    seed: int = 0, dims: int = 2, fill: int = 0,
+    seed: int = 0, dims: int = 2, fill: int = 0, at: int = 0,
 ) -> tuple[np.ndarray, Report, np.ndarray]:  # type: ignore[type-arg]  # fmt: skip
     """A box of 8 rows of 32 float16 out of (20, 64), loaded by the TMA unit and copied out."""
     source = np.arange(20 * 64, dtype=np.float16).reshape(20, 64)
     text = kernel(THREAD + BOX.format(x=x, y=y, bytes=expected, wait=wait, store=store, dims=dims, more=", 0" * (dims - 2)), 2, 64)  # fmt: skip
+    text = text.replace("::bytes [%r61]", f"::bytes [%r61+{at}]")
     made = TensorMap(
         address=0x10000, shape=(1,) * (dims - 2) + (20, 64), strides=(1280,) * (dims - 2) + (64, 1),
         box=(1,) * (dims - 2) + (8, 32), size=2, swizzle=swizzle, fill=fill,
@@ -302,3 +311,48 @@ def test_a_store_without_a_fence_between_the_proxies_is_a_race() -> None:
 
 def test_a_block_that_ends_before_its_store_is_found() -> None:
     assert loaded(store=STORE.format(fence=FENCE, wait=""))[1].checks() == {"synccheck"}
+
+
+@pytest.mark.parametrize(
+    ("at", "said"), [(64, "byte 64 is not aligned to 128"), (1664, "of which the block has 2048")]
+)
+def test_a_box_lies_in_shared_memory_and_is_aligned(at: int, said: str) -> None:
+    (finding,) = loaded(at=at)[1].findings
+    assert (finding.check, said in finding.message) == ("memcheck", True)
+
+
+def encoded(**fields: Any) -> bytes:
+    """A tensor map that a program makes: a box of (8, 16) float16 of (32, 64)."""
+    made = np.zeros(1, ENCODED)
+    for name, value in (
+        {"rank": 1, "elemtype": 6, "global_dim": (64, 32, 0, 0, 0), "box_dim": (16, 8, 0, 0, 0)}
+        | {"global_stride": (128, 0, 0, 0), "element_stride": (1, 1, 0, 0, 0)}
+        | fields
+    ).items():
+        made[name] = value
+    return made.tobytes()
+
+
+def test_a_tensor_map_that_a_program_makes() -> None:
+    found = decoded(encoded(global_address=4096))
+    assert (found.address, found.shape, found.strides) == (4096, (32, 64), (64, 1))
+    assert (found.box, found.size, found.fill) == ((8, 16), 2, 0)
+    assert decoded(encoded(fill_mode=1)).fill == 0x7FFF
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"global_stride": (120, 0, 0, 0)}, "not aligned to 16 bytes"),
+        ({"global_address": 8}, "not aligned to 16 bytes"),
+        ({"box_dim": (512, 8, 0, 0, 0)}, "with a box of"),
+        ({"box_dim": (0, 8, 0, 0, 0)}, "with a box of"),
+        ({"element_stride": (2, 1, 0, 0, 0)}, "skips or interleaves"),
+        ({"interleave_layout": 1}, "skips or interleaves"),
+        ({"rank": 5}, "of 6 dimensions"),
+        ({"swizzle_mode": 4}, "a tensor map of 2 dimensions"),
+    ],
+)
+def test_a_tensor_map_that_the_unit_does_not_take(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        decoded(encoded(**fields))

@@ -105,6 +105,7 @@ def test_matrices_are_loaded_and_stored(count: int, transposed: bool) -> None:
 def wgmma(
     kind: str, layout: str, *, wait: str = "wgmma.wait_group.sync.aligned 0;", fence: str = "fence.proxy.async;",
     products: Sequence[tuple[int, int, int]] = ((1, 1, 1),), seed: int = 0, initial: str = "0f3F800000",
+    of_a: str = "%d2",
 ) -> tuple[Array, Array, object]:  # fmt: skip
     """A product of 64 by 16 by 16 from shared memory, K-major under a swizzle of 32 bytes. products:
     of each instruction whether it accumulates, at first on ones, and the scales of A and of B.
@@ -135,7 +136,7 @@ def wgmma(
     shr.u32 %r58, %r61, 4; cvt.u64.u32 %d2, %r58; or.b64 %d2, %d2, {high}; add.s64 %d3, %d2, {2048 >> 4};
     {"".join(f"mov.b32 %r{n}, {initial};" for n in range(8))}
     wgmma.fence.sync.aligned;
-    {"".join(f"wgmma.mma_async.sync.aligned.m64n16k16.f32.{kind}.{kind} {{{registers}}}, %d2, %d3, {p}, {x}, {y}, 0, 0;" for p, x, y in products)}
+    {"".join(f"wgmma.mma_async.sync.aligned.m64n16k16.f32.{kind}.{kind} {{{registers}}}, {of_a}, %d3, {p}, {x}, {y}, 0, 0;" for p, x, y in products)}
     wgmma.commit_group.sync.aligned;
     {wait}
     ld.param.u64 %d4, [p1]; mad.wide.u32 %d4, %r60, 32, %d4;
@@ -192,3 +193,23 @@ def test_accumulators_that_are_read_before_the_wait_are_found() -> None:
     _, _, report = wgmma("bf16", "none", wait="wgmma.wait_group.sync.aligned 1;")
     assert report.checks() == {"synccheck"}  # type: ignore[attr-defined]
     assert "before it has waited for the wgmma" in report.findings[0].message  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("register", "said"), [("%r0", "writes it"), ("%r30", "reads it")])
+def test_registers_of_a_product_stay_until_it_is_awaited(register: str, said: str) -> None:
+    made = "".join(f"mov.b32 %r{n}, 0;" for n in range(30, 34)) + "fence.proxy.async;"
+    for early in ("", f"mov.b32 {register}, 1;"):
+        _, _, report = wgmma(
+            "f16", "none", of_a="{%r30, %r31, %r32, %r33}", fence=made,
+            wait=f"{early} wgmma.wait_group.sync.aligned 0;",
+        )  # fmt: skip
+        found: list[str] = list(report.lines())  # type: ignore[attr-defined]
+        assert bool(found) == bool(early), found
+        assert all(f"it has written {register} before the wgmma that {said}" in x for x in found)
+
+
+def test_the_warps_of_a_group_issue_one_product() -> None:
+    apart = "0f3F800000; setp.ge.u32 %p1, %r60, 32; @%p1 add.s64 %d3, %d2, 1"
+    report = wgmma("f16", "none", initial=apart)[2]
+    (said,) = report.lines()  # type: ignore[attr-defined]
+    assert "the warps of its warpgroup issue different products" in said

@@ -376,10 +376,11 @@ def test_gradients_beside_sinks_are_recorded(name: str, driver: Written, own: Di
         assert by_launch(driver, own, call, 1)[1] == 1
 
 
+@pytest.mark.parametrize("dim", [64, 512])
 def test_head_dims_without_a_backward_are_refused_when_gradients_are_asked_for(
-    own: Dispatcher,
+    dim: int, own: Dispatcher
 ) -> None:
-    qkv = tensors(dim=512, dim_v=512, dtype=torch.float32)
+    qkv = tensors(dim=dim, dim_v=512, dtype=torch.float32)
     with torch.no_grad():
         for _ in range(3):
             own.attention(*qkv)

@@ -54,7 +54,10 @@ def but(call: dict[str, Any], **changes: Any) -> dict[str, Any]:
 CALLS: dict[str, dict[str, Any]] = {
     "flat": flat(),
     "one split": flat(capacity=64, batch=64, heads=32, kv_heads=32),
+    "two splits": flat(batch=64),
     "seq_q": flat(seq_q=4),
+    "a default of few rows": but(flat(seq_q=4), softcap=5.0),
+    "a default of many rows": but(flat(seq_q=32), softcap=5.0),
     "not causal": but(flat(seq_q=4), causal=False),
     "capacity": flat(capacity=2048),
     "heads": flat(heads=4),
@@ -356,3 +359,9 @@ def test_environment_stream_and_device_are_asked_for_at_every_call(
     assert ([each[1] for each in made], repeated) == ([78, 78], 1)
     driver.device += 10**6
     assert by_launch(driver, own, call, 1)[1] == 0
+
+
+def test_a_default_has_as_many_rows_as_the_call(driver: Written, own: Dispatcher) -> None:
+    for name, rows in (("few", "_br16_"), ("many", "_br64_")):
+        ((split, *_),), _ = by_launch(driver, own, CALLS[f"a default of {name} rows"], 1)
+        assert rows in split[0][0]

@@ -172,3 +172,10 @@ def test_no_time_is_expected_of_a_gpu_that_is_not_known() -> None:
         split_forward_us(make_spec("bfloat16", 32, direction="decode"), CONFIG, PROBLEM, h200)
         is None
     )
+
+
+def test_a_forward_whose_window_is_short_is_not_split(
+    driver: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = (1, 8, 128, 128), (1, 8, 131072, 128)
+    assert split_of(dispatcher(monkeypatch), *sizes, window=(511, 0)) is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashgen.errors import InvalidArgument
+from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.inputs.packed import OF_PLACES
 from flashgen.kernels import stream_memory
 from flashgen.runtime import Dispatcher
@@ -46,10 +46,8 @@ def in_pages(*lengths: int, **changes: Any) -> dict[str, Any]:
     pools = torch.zeros(2, 16, 16, 4, 64, dtype=BF16).unbind()
     table = torch.zeros(len(lengths), 4, dtype=torch.int32)
     keys = torch.full((len(lengths),), 9, dtype=torch.int32)
-    return packed(
-        *lengths, k=pools[0], v=pools[1], cu_seqlens_k=None, seqused_k=keys, block_table=table,
-        **changes,
-    )  # fmt: skip
+    of_pages = {"k": pools[0], "v": pools[1], "seqused_k": keys, "block_table": table}
+    return packed(*lengths, **{"cu_seqlens_k": None} | of_pages | changes)
 
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -69,7 +67,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "bounds from anywhere": packed(40, 24, cu_seqlens_q=bounds(1, 40, 24)[1:] - 1),
     "pages": in_pages(5, 3),
     "other pages": in_pages(5, 2, 1),
-}
+    "pages by bounds": in_pages(5, 3, cu_seqlens_k=bounds(9, 9), seqused_k=None),
+    "other pages by bounds": in_pages(5, 2, 1, cu_seqlens_k=bounds(9, 9, 9), seqused_k=None),
+    "many pages": in_pages(6000, 3, block_table=torch.zeros(2, 400, dtype=torch.int32)),
+    "many places": packed(5000, 24),
+}  # fmt: skip
 NEVER = {
     "q base": packed(40, 24, q=moved(torch.zeros(64, 4, 64, dtype=BF16))),
     "sinks base": packed(40, 24, sinks=torch.zeros(5)[1:]),
@@ -244,6 +246,36 @@ def test_packed_sequences_with_gradients_are_repeated(driver: Written, own: Disp
     assert launched_by_steps(lambda: call(sinks=torch.zeros(4, requires_grad=True))) == 4
 
 
+def test_a_gradient_of_lse_reaches_the_kernels_of_a_repeat(
+    driver: Written, own: Dispatcher
+) -> None:
+    for _ in range(6):
+        given = packed(40, 24)
+        leaves = [given[name].requires_grad_() for name in "qkv"]
+        o, lse = attention_varlen(**given, return_lse=True)
+        of_lse = torch.ones_like(lse)
+        torch.autograd.grad((o, lse), leaves, (torch.ones_like(o), of_lse))
+        (delta,) = (each for each in driver.launches[-4:] if each[0][0].startswith("bwd_delta"))
+        assert of_lse.data_ptr() in delta[3]
+
+
+def test_other_sizes_over_pages_are_split_as_they_would_be(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether keys are split follows from the longest length that the rows of pages hold."""
+
+    def launched(queries: int) -> list[Any]:
+        table, before = torch.zeros(2, 400, dtype=torch.int32), len(driver.launches)
+        attention_varlen(**in_pages(queries, 3, block_table=table, max_seqlen_k=6000))
+        return [(each[0][0], each[2]) for each in driver.launches[before:]]
+
+    launched(5)
+    met = launched(6)
+    make_current(monkeypatch, dispatcher(monkeypatch))
+    assert met == launched(6)
+    assert met[0][0].startswith("decode")
+
+
 def test_a_backward_in_chunks_is_made_anew(driver: Written, own: Dispatcher) -> None:
     """Nobody gave the starts of its chunks, which are made at each launch."""
 
@@ -265,6 +297,15 @@ def test_packed_gradients_with_seqused_are_repeated(driver: Written, own: Dispat
         torch.autograd.grad(o, leaves, torch.ones_like(o))
 
     assert [launched_by_steps(call) for _ in range(6)][-2:] == [0, 0]
+
+
+def test_pages_have_no_gradient_however_often_they_were_attended(own: Dispatcher) -> None:
+    for _ in range(3):
+        attention_varlen(**in_pages(5, 3))
+    call = in_pages(5, 3)
+    o = attention_varlen(**call | {"q": call["q"].requires_grad_()})
+    with pytest.raises(NotDifferentiable):
+        o.sum().backward()
 
 
 def a_decode(**changes: Any) -> dict[str, Any]:
@@ -357,3 +398,37 @@ def test_what_cannot_be_replayed_is_launched_without_being_resolved_again(
         monkeypatch.setattr(path, name, None)
     assert launched_by_steps(lambda: call(change)) >= 3
     assert launched_by_steps(lambda: call(lambda x: x)) == 0
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a mask of 1": packed(30, 34, causal=1),
+    "a negative length": packed(30, 34, max_seqlen_q=-1),
+    "keys of other sequences": packed(30, 34, cu_seqlens_k=bounds(30, 20, 14)),
+    "slopes of fewer sequences": packed(30, 20, 14, alibi_slopes=torch.zeros(2, 4)),
+    "V of fewer places": packed(30, 34, v=torch.zeros(63, 4, 64, dtype=BF16)),
+    "a length of True": packed(30, 34, max_seqlen_k=True),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_refused_although_one_like_it_is_kept(
+    name: str, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        for call in CALLS.values():
+            attention_varlen(**call)
+    with pytest.raises(InvalidArgument) as here:
+        attention_varlen(**WRONG[name])
+    make_current(monkeypatch, dispatcher(monkeypatch))
+    with pytest.raises(InvalidArgument) as there:
+        attention_varlen(**WRONG[name])
+    assert str(here.value) == str(there.value)
+
+
+def test_other_lengths_are_served_by_the_environment_of_their_call(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, *_), _ = by_launch(driver, own, calling(packed(40, 24)), 3)
+    monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
+    (there,), _ = by_launch(driver, own, calling(packed(44, 20)), 1)
+    assert there[0][0] != first[0][0]

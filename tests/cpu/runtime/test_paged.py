@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flashgen.runtime.adapters.paged import warmups
+from flashgen.inputs.cache import Cache
+from flashgen.runtime.adapters.paged import (
+    PagedBatch,
+    PagedLayer,
+    paged_decode,
+    prompts_of,
+    warmups,
+)
+from flashgen.runtime.decode import kv_fields
+from tests.launches import Written, dispatcher, served
+from tests.serving import make_current
 
 PAGE, DIM, HEADS, KV_HEADS = 16, 32, 4, 2
 
@@ -57,3 +68,61 @@ def test_what_an_engine_warms_up() -> None:
     assert {x[2:] for x in cases(head_dim=72) if x[0]} == {
         (1, 0, False), (1, 0, True), (2, 0, False), (2, 0, True),
     }  # fmt: skip
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
+    with served(monkeypatch) as made:
+        make_current(monkeypatch, dispatcher(monkeypatch))
+        yield made
+
+
+def test_invariance_and_splits_are_those_of_each_call(driver: Written) -> None:
+    q = torch.zeros(2, HEADS, 64, dtype=torch.bfloat16)
+    pool = torch.zeros(8, PAGE, KV_HEADS, 64, dtype=torch.bfloat16)
+    lengths, table = torch.zeros(2, dtype=torch.int32), torch.zeros(2, 64, dtype=torch.int32)
+
+    def launched(**options: Any) -> list[tuple[Any, ...]]:
+        before = len(driver.launches)
+        paged_decode(
+            torch.empty_like(q), q, pool, pool, lengths, table, 1, True, 0.125, 0, 0.0, None, None,
+            **options,
+        )  # fmt: skip
+        return [(function[0], programs) for function, _, programs, _ in driver.launches[before:]]
+
+    kept = [launched() for _ in range(4)]
+    assert kept == [kept[0]] * 4
+    assert "_inv_" in launched(invariant=True)[0][0]
+    assert [len(launched(splits=splits)) for splits in (1, 2)] == [1, 2]
+    of_three, of_two = launched(splits=3)[0][1], launched(splits=2)[0][1]
+    assert 2 * of_three[0] == 3 * of_two[0]
+
+
+def test_prompts_are_aligned_as_all_others() -> None:
+    lengths, table = torch.arange(6, dtype=torch.int32), torch.zeros(6, 3, dtype=torch.int32)
+    found = prompts_of([7, 9, 9, 12], 2, lengths, table)
+    assert [(x.begin, x.end, int(x.lengths)) for x in found] == [(0, 2, 2), (2, 5, 4)]
+    assert not any(x.data_ptr() % 16 for prompt in found for x in (prompt.lengths, prompt.table))
+
+
+def test_lengths_of_padding_are_no_sequences() -> None:
+    q, pool = torch.randn(4, HEADS, DIM), torch.randn(4, PAGE, KV_HEADS, DIM)
+    whole = {
+        "decodes": 1, "queries": 1, "prefills": 1, "max_q": 3, "max_k": 20, "tokens": 4,
+        "starts": torch.tensor([0, 3], dtype=torch.int32),
+    }  # fmt: skip
+    lengths = torch.tensor([20, 9, 7, 7], dtype=torch.int32)
+    table = torch.tensor([[0, 1], [2, 3], [0, 0], [0, 0]], dtype=torch.int32)
+    found = []
+    for rows in (2, 4):
+        found.append(torch.empty_like(q))
+        batch = PagedBatch(**whole, lengths=lengths[:rows], table=table[:rows])
+        PagedLayer(scale=0.2).attend(found[-1], q, pool, pool, batch)
+    assert torch.equal(*found)
+
+
+def test_scales_of_pages_and_of_heads_are_two_specs() -> None:
+    pool, lengths = torch.zeros(8, 2, 16, 32, dtype=torch.int8), torch.zeros(2, dtype=torch.int32)
+    for shape, kind in (((8, 2), "page"), ((2,), "head")):
+        cache = Cache(k=pool, v=pool, lengths=lengths, k_scale=torch.ones(shape))
+        assert kv_fields(cache) == {"kv_dtype": "int8", "kv_scales": kind}

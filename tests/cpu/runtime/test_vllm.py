@@ -210,7 +210,11 @@ def metadata(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"sliding_window": 4}, {"logits_soft_cap": 3.0, "alibi_slopes": [0.5, 0.25, 0.1, 0.05]}],
+    [
+        {"sinks": torch.tensor([0.5, 1, 2, -1])},
+        {"sliding_window": 4},
+        {"logits_soft_cap": 3.0, "alibi_slopes": [0.5, 0.25, 0.1, 0.05]},
+    ],
     ids=str,
 )
 def test_encoders_see_the_keys_of_their_step_alone(
@@ -313,3 +317,22 @@ def test_a_profiling_run_and_what_is_refused(backend: ModuleType) -> None:
         builder.build(0, SimpleNamespace(causal=torch.ones(1)))
     with pytest.raises(InvalidArgument, match="no cascade attention: got 16"):
         builder.build(16, SimpleNamespace(causal=True))
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp8_e4m3"])
+def test_a_cache_of_e4m3_needs_a_gpu_that_writes_it_and_is_never_invariant(
+    dtype: str, backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def why(kv_dtype: str, capability: int) -> str | None:
+        sm, rest = SimpleNamespace(to_int=lambda: capability), (16, False, False, False, False)
+        found = backend.FlashgenBackend.supports_combination(
+            64, torch.bfloat16, kv_dtype, *rest, sm
+        )
+        assert found is None or isinstance(found, str)
+        return found
+
+    assert why(dtype, 89) is None
+    assert why(dtype, 88) == f"kv_cache_dtype {dtype} needs compute capability 8.9"
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert why(dtype, 89) == f"kv_cache_dtype {dtype} has no batch invariance"
+    assert why("auto", 80) is None

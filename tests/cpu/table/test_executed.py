@@ -183,3 +183,12 @@ def test_the_versions_under_which_it_serves() -> None:
         if executed().serves_under(version)
     ]
     assert found == ["3.7", "3.7.1", "3.8.0"]
+
+
+def test_it_is_legal_and_keeps_evidence_that_was_not_read(tmp_path: Path) -> None:
+    path, label = tmp_path / PATH, HOPPER.label
+    with pytest.raises(TableError, match="has the illegal config br128_bc256_w8_s4_hopper"):
+        parse(dump(both()).replace(label, label.replace("bc128_w8_s2", "bc256_w8_s4")), PATH)
+    save(both(), path)
+    save(parse(dump(both()), PATH), path)
+    assert load_with_evidence(path) == both()

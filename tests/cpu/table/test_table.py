@@ -606,3 +606,20 @@ def test_pyyaml_without_libyaml_reads_the_same(text: str, monkeypatch: pytest.Mo
     assert parse(again, PATH) == table
     with pytest.raises(TableError, match="line 1: this is nested over 64 deep"):
         parse("[" * 3000, PATH)
+
+
+def test_a_row_has_what_its_entries_share_and_ratios_that_can_be_read() -> None:
+    first, last = made_entry(bucket=BUCKETS[0]), made_entry(bucket=BUCKETS[1])
+    last = replace(last, result=replace(last.result, max_abs_err_floors=2.5, speedup=0.001))
+    found = parse(dump(made_table(first).of([first, last])), PATH).entries
+    assert [each.result.max_abs_err_floors for each in found] == [1.25, 2.5]
+    assert [each.result.speedup for each in found] == [2.0, 0.01]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [(f"{AHEAD.label} ", f"{AHEAD.label} 1.25 #", "got 1 numbers"), ("2.00", "2.0.0", "x default")],
+)
+def test_a_row_without_figures_or_with_half_a_figure(text: str, old: str, new: str, said: str) -> None:  # fmt: skip
+    with pytest.raises(TableError, match=said):
+        parse(text.replace(old, new, 1), PATH)

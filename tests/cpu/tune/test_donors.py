@@ -16,9 +16,10 @@ from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table.entry import RunnerUp, short_digest
 from flashgen.table.table import Table
 from flashgen.tune.donors import ALIKE, CheckedByDonors, Donors
+from flashgen.tune.transfer import measured_on_chip
 from tests.fakes import FakeEvaluator
 from tests.makers import make_config, make_spec
-from tests.tables import DIGEST, H200, made_entry, with_evidence
+from tests.tables import DIGEST, H200, made_entry, made_table, with_evidence
 
 SPEC = make_spec()
 HERE, THERE = BUCKETS[1], BUCKETS[2]
@@ -209,3 +210,30 @@ def test_a_cache_in_pages_is_lent_what_one_without_has_and_its_launch_is_its_own
     of_class = tuned_default(own, H200)
     plain = of(H100, replace(of_class, blocks_per_sm=3), spec=flat)
     assert list(Donors([plain], H200).chosen(own, HERE, on_gpu=False)) == [of_class]
+
+
+def test_of_like_specs_those_of_this_bucket_come_first() -> None:
+    half = make_spec(dtype="float16")
+    entries = [made_entry(half, THERE, OTHER), made_entry(half, HERE, TILE)]
+    assert chosen([Table(gpu=L4, entries=tuple(entries))]) == [TILE, OTHER]
+
+
+def test_a_runner_up_that_must_run_is_none_without_a_gpu() -> None:
+    gluon = make_config(128, 128, num_warps=8, schedule="hopper", loads="descriptor")
+    row = RunnerUp(config=gluon, source="measured", median_us=9.0, digest=DIGEST)
+    donors = Donors([of(H100, TILE, "measured", spec=SPEC, runners_up=(row,))], H200)
+    assert donors.runners_up(SPEC, HERE, on_gpu=False) == ()
+    assert donors.runners_up(SPEC, HERE, on_gpu=True) == (gluon,)
+
+
+def test_what_a_table_was_lent_by_another_it_does_not_lend_but_what_it_lent_itself() -> None:
+    held = made_table(made_entry(SPEC, HERE, TILE, run="a"))
+    for donor, lent in ((H100.slug, []), (H200.slug, [TILE])):
+        runs = (replace(held.runs[0], donor=donor),)
+        assert chosen([replace(held, runs=runs)], H100) == lent
+
+
+def test_only_the_same_chip_was_measured_with_it() -> None:
+    own, l40s = of(L4, TILE, "measured"), of(TARGETS["nvidia_l40s"], OTHER, "measured")
+    assert measured_on_chip(L4, [own, l40s]) == {(SPEC, HERE): TILE}
+    assert measured_on_chip(H200, [of(H100, OTHER, "measured")]) == {(SPEC, HERE): OTHER}

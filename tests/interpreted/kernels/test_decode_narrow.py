@@ -30,6 +30,7 @@ from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.mutants import broken
 from tests.proving import alternating, mutant_passes, prove, sampled
 from tests.serving import serve
 
@@ -229,15 +230,14 @@ def test_mutant_is_caught(name: str) -> None:
 
 @pytest.mark.parametrize("name", OF_TIES)
 def test_mutant_of_ties_is_caught(name: str, tmp_path: Path) -> None:
-    _, line, broken = MUTANTS[name]
+    _, line, new = MUTANTS[name]
     spec, config = (
         make_spec("float16", 64, direction="append", kv_dtype="float8_e4m3"),
         make_config(16, 16, num_stages=1),
     )
     rendered = render(spec, config)
-    assert line in rendered.source
     path = tmp_path / f"{rendered.name}.py"
-    path.write_text(rendered.source.replace(line, broken))
+    path.write_text(broken(rendered.source, line, new))
     x = torch.linspace(0.0, 2.0, 65)[1:].half().view(1, 1, 1, 64)
     x[..., ::2] /= 512
     held = torch.zeros(1, 1, 1, 64).to(torch.float8_e4m3fn)

@@ -30,6 +30,7 @@ from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.mutants import broken
 from tests.nasty_cases import nasty_cases
 from tests.proving import prove, sampled
 from tests.serving import leaves
@@ -253,27 +254,26 @@ MASKED_LATE = {"cap after the bias": "(bias.to(tl.float32) / scale_log2e * LOG2_
 
 @pytest.mark.parametrize("name", sampled(name for name in MUTANTS if name not in SURVIVES))
 def test_mutant_is_caught(name: str) -> None:
-    spec, line, broken = MUTANTS[name]
+    spec, line, new = MUTANTS[name]
     config = make_config(16, 32)
     rendered = render(spec, config)
-    assert line in rendered.source, f"the mutated line is not in the kernel: {line}"
-    source = rendered.source.replace(line, broken)
+    source = broken(rendered.source, line, new)
     if name in MASKED_LATE:
         # The bias joins the scores where they are raw, and not again behind the cap.
-        source = source.replace("s = s + bias.to(tl.float32) * LOG2_E", "s = s")
-        source = source.replace(RAW + " + bias_of_all", RAW)
+        source = broken(source, "s = s + bias.to(tl.float32) * LOG2_E", "s = s")
+        source = broken(source, RAW + " + bias_of_all", RAW)
         loaded = "bias_base += BC * stride_bias_k"
-        source = source.replace(loaded, f"{loaded}\n                s += {MASKED_LATE[name]}")
+        source = broken(source, loaded, f"{loaded}\n                s += {MASKED_LATE[name]}")
     mutant = dataclasses.replace(rendered, source=source)
     assert not check_kernel(mutant, spec, config, seed=1).passed
 
 
 def test_the_form_that_cancels_alone_is_caught_near_0(tmp_path: Path) -> None:
-    spec, line, broken = MUTANTS["the form that cancels alone"]
+    _, line, new = MUTANTS["the form that cancels alone"]
     spec, config = make_spec("float32", 16, softcap=True), make_config(16, 16)
     rendered = render(spec, config)
     path = tmp_path / f"{rendered.name}.py"
-    path.write_text(rendered.source.replace(line, broken))
+    path.write_text(broken(rendered.source, line, new))
     kernel = load_kernel(path, rendered.text_name, rendered.name)
     q = torch.zeros(1, 1, 1, 16)
     q[..., 0] = 1e-3

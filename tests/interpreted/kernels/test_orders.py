@@ -16,6 +16,7 @@ from flashgen.reference.cases import CheckCase
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.problem import Problem
 from tests.makers import make_config, make_spec
+from tests.mutants import broken
 from tests.nasty_cases import nasty_cases
 from tests.proving import mutant_passes, prove
 
@@ -147,10 +148,9 @@ def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPa
         return launch.launch(kernel, CAUSAL, config, q, k, k, scale=1.0, diagonal=5)[1]
 
     with tempfile.TemporaryDirectory() as folder:
-        source = rendered.source.replace(line, counted)
-        assert source != rendered.source
+        source = broken(rendered.source, line, counted)
         assert torch.equal(counts(source, Path(folder)), torch.ones(2, 6, 70))
-        twice = source.replace(*MUTANTS["first tile"])
+        twice = broken(source, *MUTANTS["first tile"])
         assert counts(twice, Path(folder)).max() == 5  # every program does all
 
 
