@@ -43,6 +43,9 @@ def verify(
             "Triton to those that hold under it."
         ),
     ] = None,
+    spec: Annotated[
+        str, typer.Option(metavar="GLOB", help="With --enter: specs whose names match alone.")
+    ] = "*",
     invariant: Annotated[
         bool, typer.Option(help="Compare the machine code of the kernels of each numeric class.")
     ] = False,
@@ -68,13 +71,17 @@ def verify(
     if gpu == (target is not None):
         raise InvalidArgument("verify needs either --gpu or --target SLUG")
     check_least("--jobs", jobs, 1)
+    if enter is not None and not executed:
+        raise InvalidArgument("--enter needs --executed")
+    if spec != "*" and enter is None:
+        raise InvalidArgument("--spec needs --enter")
     if executed or invariant:
         if target is None:
             option = "--executed" if executed else "--invariant"
             raise InvalidArgument(f"{option} needs --target SLUG: nothing runs on a GPU")
         table = named_table(target, out)
         if executed and enter is not None:
-            return _enter(table, enter, out, jobs)
+            return _enter(table, enter, spec, out, jobs)
         return _compare(table) if invariant else _execute(table, out, jobs, record)
     # A fresh cache: results of an earlier run verify nothing.
     with temporary_folder("verify", keeps=KEPT_KERNELS) as cache:
@@ -112,8 +119,8 @@ def _compare(table: Table) -> None:
         raise typer.Exit(1)
 
 
-def _enter(table: Table, what: str, out: Path, jobs: int | None) -> None:
-    """Write the list `executed` of a table, and generate."""
+def _enter(table: Table, what: str, specs: str, out: Path, jobs: int | None) -> None:
+    """Write the list `executed` of a table, of specs whose names match, and generate."""
     from flashgen.evaluate.offline import OfflineEvaluator
     from flashgen.table import emit
     from flashgen.table.table_file import save
@@ -123,9 +130,9 @@ def _enter(table: Table, what: str, out: Path, jobs: int | None) -> None:
     table = tables.pop(table.gpu.slug)
     with OfflineEvaluator(table.gpu, paths.state_dir(out), jobs) as evaluator:
         if what == "choose":
-            made = choose(table, evaluator, list(tables.values()))
+            made = choose(table, evaluator, list(tables.values()), specs)
         else:
-            made = admit(table, evaluator)
+            made = admit(table, evaluator, specs)
     save(made, paths.table_file(out, table.gpu.slug))
     emit.write(emit.tables_for(out), paths.generated_dir(out))
     print(f"{table.gpu.slug}: {len(made.executed)} executed entries")

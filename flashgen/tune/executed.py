@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from itertools import groupby
 
@@ -230,15 +231,19 @@ def in_place_of(held: Entry, outcome: Outcome, checked: Outcome, tried: int, run
     )
 
 
-def choose(table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = ()) -> Table:
-    """The table with its executed entries chosen anew; others are the tables of other GPUs."""
+def choose(
+    table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = (), specs: str = "*"
+) -> Table:
+    """The table with its executed entries chosen anew, of specs whose names match; others are the
+    tables of other GPUs.
+    """
     on_chip = measured_on_chip(table.gpu, [table, *others])
     run = run_now(evaluator)
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
         entries, mine = list(group), list[Entry]()
-        if spec.direction not in DIRECTIONS:
+        if spec.direction not in DIRECTIONS or not fnmatchcase(spec.name, specs):
             continue
         measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
@@ -261,11 +266,16 @@ def choose(table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = 
     return table
 
 
-def admit(table: Table, evaluator: OfflineEvaluator) -> Table:
-    """The table with the installed Triton among the versions of each executed entry that holds."""
+def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
+    """The table with the installed Triton among the versions of each executed entry that holds, of
+    specs whose names match.
+    """
     here, kept = settings.compiling_triton(), list(table.entries)
     for spec, group in groupby(table.executed, key=lambda entry: entry.spec):
         entries = list(group)
+        if not fnmatchcase(spec.name, specs):
+            kept += entries
+            continue
         holds = True
         for config in dict.fromkeys(entry.config for entry in entries):
             for stage in ("compile", "check"):

@@ -217,6 +217,8 @@ class TestBadInput:
             ("verify --gpu --target nvidia_h200", 2, "either --gpu or --target"),
             ("verify --target nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("verify --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
+            ("verify --target nvidia_h200 --enter admit", 2, "--enter needs --executed"),
+            ("verify --target nvidia_h200 --spec fwd_*", 2, "--spec needs --enter"),
             ("aot --target nvidia_h2000", 2, "did you mean nvidia_h200?"),
             ("aot --target nvidia_h200 --jobs 0", 2, "--jobs must be at least 1: got 0"),
             ("warmup", 3, "without one, type: flashgen aot --target nvidia_h200 --out DIR"),

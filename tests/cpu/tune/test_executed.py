@@ -121,6 +121,8 @@ def test_a_triton_is_admitted_where_a_kernel_holds(
     table = made_table(made_entry()).of([made_entry(), entry])
     after = program.admit(table, Evaluator(spills))  # type: ignore[arg-type]
     assert [each.tritons for each in after.executed] == [tritons]
+    other = program.admit(table, Evaluator(spills), "bwd_*")  # type: ignore[arg-type]
+    assert [each.tritons for each in other.executed] == [("3.7",)]
     assert after.entries == table.entries
 
 
