@@ -35,7 +35,7 @@ def broken(text: str, old: str, new: str, *, times: int = 0) -> str:
     is stale.
     """
     found = text.count(old)
-    assert found == times or (not times and found), f"a stale mutant, {found} times there: {old}"
+    assert found == times if times else found, f"a stale mutant, {found} times there: {old}"
     if LOOK in os.environ:
         import pytest
 

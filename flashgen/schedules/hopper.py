@@ -217,7 +217,8 @@ class Hopper(Schedule[HopperFields]):
         if config.loads == "pointer":
             return config
         smaller = {"bc": 32} if spec.direction == "backward_dq" else {}
-        return specialized_twin(spec, config, smaller, {"next_s": False, "no_turns": False})
+        own = {"next_s": False, "no_turns": False, "persistent": False}
+        return specialized_twin(spec, config, smaller, own)
 
     def switches(self, spec: AttentionSpec, config: HopperFields) -> dict[str, int | bool]:
         computes, loads = REGISTER_SPLIT[self.consumers(config)]

@@ -259,28 +259,19 @@ decode_bf16_d512_paged 4096 br16_bc32_w4_s3_fa2_ptr_v2_x2 387.64 751.7
 EXECUTED = {
     "3.6 3.7": """
 fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
-fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
+fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25
 fwd_bf16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
 fwd_bf16_d64_causal_sink 16384 br192_bc128_w12_s2_hopper_tma_lpt 2525.8
-fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 394.49 1161.2 4319.0
 fwd_bf16_d64_causal_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 429.34 582.54 1191.6
-fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 937.73 1083.8
-fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 417.56 1059.7 2627.4
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 462.01 444.62 479.8
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 462.01 438.23 471.08
 fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 119.83 281.9 919.98 1764.0
-fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 120.09 249.42 803.24 2868.0
-fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 142.1 287.41 449.42 893.74
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 823.27 823.27
 fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 759.67 1708.8
 fwd_bf16_d128_causal_chunk_varlen_paged 4096 br192_bc64_w12_s2_hopper_tma_lpt 436.44 438.87
-fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_hopper_tma_lpt 103.86 259.33 670.59 770.71
 fwd_bf16_d128_causal_window_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 131.13 306.18 758.6 879.49
-fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 127.27 255.49 682.22 1698.1
-fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 142.77 286.59 332.11 358.86
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
 fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
-fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 120.09 249.42 803.24 2868.0
 """,
     "3.6 3.7 3.8": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
@@ -327,9 +318,8 @@ bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 126.44 362.18 1314.8 2
     "3.6 3.7 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
 fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
-fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
-fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
-fwd_bf16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
+fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79
+fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.971 233.91 818.52 1523.6
 fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
@@ -338,14 +328,31 @@ fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.
 fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
 fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
 fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
-fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493 256.51 863.02
-fwd_fp16_d128_causal 16384 br128_bc128_w8_s2_hopper_tma_lpt 1630.9
+fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 99.493
 fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
 """,
     "3.7": """
+fwd_bf16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_grp_pers 1058.7
+fwd_bf16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
+fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 373.45 1042.7 3847.3
+fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
+fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 394.21 990.14 2431.7
+fwd_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma_pers 416.29
+fwd_bf16_d128 4096 br128_bc128_w8_s2_hopper_tma 1580.2 3101.1
+fwd_bf16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 244.03
+fwd_bf16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
+fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 110.95 231.28 750.98
+fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
+fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt_pers 138.69
+fwd_bf16_d128_causal_varlen_paged 1024 br192_bc64_w12_s2_hopper_tma_lpt 301.89 427.81 842.74
+fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 115.09 258.28
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s2_hopper_tma_lpt 658.63 751.1
+fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 124.39 243.66 642.11 1590.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt_pers 144.7
+fwd_bf16_d128_causal_window_varlen_paged 1024 br192_bc64_w12_s2_hopper_tma_lpt 303.95 321.37 346.33
 fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 96.712 223.45 757.45 2856.0
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 127.96 288.39 479.66 995.41
 fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
@@ -359,6 +366,10 @@ fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 111.9
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 110.4 317.69 834.23
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 126.83 304.73 846.16
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 142.83 345.03 424.94
+fwd_fp16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 244.03
+fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
+fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 110.95 231.28 750.98
+fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
 bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 247.59
 bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 249.42 333.96 1952.9

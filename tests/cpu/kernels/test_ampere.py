@@ -73,7 +73,7 @@ def test_segments_give_the_bits_of_a_plain_kernel_of_the_class(
 WRONG_SEGMENTS = {
     "a whole segment is not closed": ("if segment + SEGMENT <= full_end:", "if seq_k < 0:"),
     "nor one with masked tiles": ("if (start + BC) % SEGMENT == 0:", "if seq_k < 0:"),
-    "the scores before the maximum are rounded": ("gl.fma(s, scale_log2e, -new_max[:, None])", "s * scale_log2e - new_max[:, None]"),
+    "the scores before the maximum are rounded": ("gl.fma(s, factor, -new_max[:, None])", "s * factor - new_max[:, None]"),
     "the weight of a segment": ("segment_scale = gl.exp2(row_max - new_max)", "segment_scale = gl.exp2(row_max - row_max)"),
 }  # fmt: skip
 
@@ -87,10 +87,10 @@ def test_other_segments_give_other_bits(name: str) -> None:
 
 
 D256, D256_CAUSAL = make_spec("bfloat16", 256), make_spec("bfloat16", 256, "causal")
-WAIT = "                async_copy.wait_group(0)\n                v_ptrs +="
+STEP = "                if table_ptr is None:\n                    v_ptrs +="
 COPIES = "                for n in gl.static_range(O_PARTS):\n                    v_mask"
 WRONG = {
-    "scale": (D256, "p = gl.exp2(s * scale_log2e", "p = gl.exp2(s"),
+    "scale": (D256, "p = gl.exp2(s * factor", "p = gl.exp2(s"),
     "rescale of a part": (D256, "acc[n] * rescale[:, None])", "acc[n] * (rescale[:, None] if n != 2 else 1.0))"),
     "part of K": (D256, "(k[n], k_ptrs + n * 64,", "(k[n], k_ptrs,"),
     "part of V": (D256, "(v[n], v_ptrs + n * 64,", "(v[n], v_ptrs + n % 3 * 64,"),
@@ -99,13 +99,13 @@ WRONG = {
     "step of V": (D256, "v_ptrs += BC * stride_vs", "v_ptrs += 0"),
     "step of K": (D256, "k_ptrs += BC * stride_ks", "k_ptrs += 0"),
     "ragged tile": (D256, "last_key = rows * 0 + (seq_k - 1)", "last_key = rows * 0 + seq_k"),
-    "diagonal": (D256_CAUSAL, "gl.minimum(rows + diagonal, seq_k - 1)", "gl.minimum(rows + diagonal + 1, seq_k - 1)"),
-    "keys that all rows see": (D256_CAUSAL, "row_start + diagonal + 1, 0", "row_start + diagonal + BC, 0"),
+    "diagonal": (D256_CAUSAL, "gl.minimum(rows + diagonal + right, seq_k - 1)", "gl.minimum(rows + diagonal + right + 1, seq_k - 1)"),
+    "keys that all rows see": (D256_CAUSAL, "row_start + diagonal + right + 1, 0", "row_start + diagonal + right + BC, 0"),
     "one masked tile fewer": (D256_CAUSAL, "BR // BC + 1", "BR // BC"),
     "rows without a key": (D256_CAUSAL, "gl.where(whole_sum == 0.0, 1.0, whole_sum)", "whole_sum"),
     "GQA": (D256, "kv_head = head // group", "kv_head = head * 0"),
     "sums of lanes": (D256, "gl.sum(row_sum, 1)", "gl.max(row_sum, 1)"),
-    "V is awaited": (D256, WAIT, "                v_ptrs +="),
+    "V is awaited": (D256, f"                async_copy.wait_group(0)\n{STEP}", STEP),
     "K is awaited": (D256, f"                async_copy.wait_group(0)\n{COPIES}", COPIES),
     "V takes the place of K": (D256, "(v[n], v_ptrs", "(k[n], v_ptrs"),
 }  # fmt: skip

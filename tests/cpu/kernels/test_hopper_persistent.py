@@ -25,6 +25,9 @@ from flashgen.kernels.launch_forward import INTERPRETED, OrderLimits
 from flashgen.ptx import FaultsFound
 from flashgen.reference.cases import CheckCase
 from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.hopper import HOPPER
+from flashgen.schedules.legality import why_illegal
+from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 from tests.cpu.kernels.test_hopper_forward import hopper
 from tests.executed import (
@@ -272,9 +275,9 @@ PACKED_MUTANTS = {
     "places of no sequence are left": ("if where[2] is not None and taken[0] >= 0:", "if False:"),
     "they begin with the sequence": ("taken[3] + tile[3], end", "taken[3] - taken[4] + tile[3], end"),
     "they are written by all tiles": ("taken[3] + tile[3], end", "taken[3], end"),
-    "chunks of the first sequence": ("chunk_start_ptr += sequence", "pass"),
+    "chunks of the first sequence": ("chunk_start_ptr += taken[1]", "pass"),
     "slopes of the first sequence": ("+ sequence * stride_slopes_b", "+ batch * stride_slopes_b"),
-    "a diagonal too far": ("(seq_k - seq_q)\n", "(seq_k - seq_q + 1)\n"),
+    "a diagonal too far": ("(taken[6] - taken[4])\n", "(taken[6] - taken[4] + 1)\n"),
     "LSE behind the sequence": ("+ (taken[3] - seq_q)", "+ taken[3]"),
     "as many keys as rows": ("of_k = (taken[5], taken[6])", "of_k = (taken[5], taken[4])"),
 }  # fmt: skip
@@ -292,6 +295,13 @@ def of_many(*lengths: tuple[int, int], heads: int = 2) -> PackedCase:
 
 
 MANY = [of_many((129, 65), (3, 40), (128, 128)), *cases_of(PACKED, FEW_TILES)[2:3]]
+
+
+def test_the_pointer_twin_deals_no_tiles_out() -> None:
+    """Those of packed sequences may be empty."""
+    twin = HOPPER.twin(PACKED, FEW_TILES)
+    assert (twin.loads, twin.persistent) == ("pointer", False)
+    assert why_illegal(PACKED, twin, TARGETS["nvidia_h200"]) is None
 
 
 def test_packed_sequences_are_found_among_many(
