@@ -260,20 +260,39 @@ EXECUTED = {
     "3.6 3.7": """
 fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25
+fwd_bf16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_grp_pers 1058.7
+fwd_bf16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
 fwd_bf16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
 fwd_bf16_d64_causal_sink 16384 br192_bc128_w12_s2_hopper_tma_lpt 2525.8
+fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 357.82 1033.0 3839.4
 fwd_bf16_d64_causal_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 429.34 582.54 1191.6
+fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
+fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 406.31
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1068.6 2610.0
 fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 462.01 438.23 471.08
+fwd_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma_pers 416.29
+fwd_bf16_d128 4096 br128_bc128_w8_s2_hopper_tma 1580.2 3101.1
+fwd_bf16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 244.03
+fwd_bf16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
 fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 119.83 281.9 919.98 1764.0
+fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
+fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 142.1 287.41 449.42 893.74
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 823.27 823.27
 fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 759.67 1708.8
 fwd_bf16_d128_causal_chunk_varlen_paged 4096 br192_bc64_w12_s2_hopper_tma_lpt 436.44 438.87
+fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 115.09 258.28
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s2_hopper_tma_lpt 658.63 751.1
 fwd_bf16_d128_causal_window_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 131.13 306.18 758.6 879.49
+fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 125.72 244.92 642.87 1590.2
 fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 142.77 286.59 332.11 358.86
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 374.25 1136.1 2188.7
 fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
+fwd_fp16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 244.03
+fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
+fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
+fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 """,
     "3.6 3.7 3.8": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
@@ -337,21 +356,6 @@ fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
 """,
     "3.7": """
-fwd_bf16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_grp_pers 1058.7
-fwd_bf16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
-fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 357.82 1033.0 3839.4
-fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
-fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 406.31
-fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1068.6 2610.0
-fwd_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma_pers 416.29
-fwd_bf16_d128 4096 br128_bc128_w8_s2_hopper_tma 1580.2 3101.1
-fwd_bf16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 244.03
-fwd_bf16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
-fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
-fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
-fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 115.09 258.28
-fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s2_hopper_tma_lpt 658.63 751.1
-fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 125.72 244.92 642.87 1590.2
 fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 96.712 223.45 757.45 2856.0
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 127.96 288.39 479.66 995.41
 fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
@@ -365,10 +369,6 @@ fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 111.9
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 110.4 317.69 834.23
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 126.83 304.73 846.16
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 142.83 345.03 424.94
-fwd_fp16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 244.03
-fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
-fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
-fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
 bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 247.59
 bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 249.42 333.96 1952.9
