@@ -108,7 +108,7 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Laun
     if SCHEDULES[plan.config.schedule].state_in_memory:
         return blocks, arguments | _scratch(plan, q)
     persistent = plan.config.persistent
-    if packed is not None and persistent:  # as the kernel counts: no sequence has more
+    if packed is not None and persistent:  # as tiles_before() of the template counts them
         blocks = heads * (seq_q // plan.config.br + packed.count)
     else:
         blocks *= -(-longest // plan.config.br)

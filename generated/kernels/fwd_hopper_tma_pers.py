@@ -254,8 +254,8 @@ def load(desc, at, nth, empty, full, smem):
 
 @gluon.jit
 def tiles_before(begin, sequence, BR: gl.constexpr):
-    # The tiles of a head before those of a sequence: for its rows and what lies behind them, of
-    # each sequence one more than its share, or two. So no sum over sequences finds a tile.
+    # The tiles of a head before those of a sequence. Each has as many as its rows fill, with what
+    # lies behind them, or one more, so that no sum over sequences is needed to find a tile.
     return (begin // BR).to(gl.int32) + sequence
 
 
