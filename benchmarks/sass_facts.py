@@ -3,6 +3,7 @@
     python benchmarks/sass_facts.py            write this Triton's part of results/sass_facts.md
         --missing                              compile those alone whose lines the part lacks, for
                                                a changed table; texts and Triton have not
+        --missing --kernel 'bwd_ds_*'          and these, whose text has changed
     python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
         --kernel 'bwd_*_bf16_d64_*'            compare only the lines of these kernels, as CI does
     make -f tests/sessions.mk facts TRITON=3.8.0    write that of another Triton
@@ -37,7 +38,7 @@ import itertools
 import multiprocessing
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -179,15 +180,17 @@ def line(built: Compiled, kernel: Kernel) -> str:
     return f"| `{built.name}` | {' | '.join(map(str, cells))} |"
 
 
-def section(kernels: Sequence[Kernel], jobs: int, held: str = "") -> str:
+def section(
+    kernels: Sequence[Kernel], jobs: int, anew: Collection[Kernel] = (), held: str = ""
+) -> str:
     """The part of the installed Triton: a table a heading, in the order of `kernels`. held: a part
-    whose lines are taken over.
+    whose lines are taken over, but for those of `anew`.
     """
     known = {
         (heading, name_of(each)): each for heading, rows in tables_of(held).items() for each in rows
     }
     keys = {kernel: (kernel.heading, kernel_name(kernel.spec, kernel.config)) for kernel in kernels}
-    missing = [kernel for kernel, key in keys.items() if key not in known]
+    missing = [kernel for kernel, key in keys.items() if key not in known or kernel in anew]
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
         known |= zip((keys[kernel] for kernel in missing), workers.map(row, missing), strict=True)
@@ -276,7 +279,13 @@ def main(arguments: Sequence[str]) -> int:
     """Compile, then write or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if facts differ")
-    parser.add_argument("--kernel", action="append", default=[], metavar="GLOB", help="these alone")
+    parser.add_argument(
+        "--kernel",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="with --check, these alone; with --missing, these anew",
+    )
     parser.add_argument("--missing", action="store_true", help="keep the lines that are there")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -285,15 +294,16 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("--jobs must be at least 1")
     if asked.missing and asked.check:
         parser.error("--missing excludes --check, which compiles what it compares")
-    if asked.kernel and not asked.check:
-        parser.error("--kernel needs --check: the file holds all kernels")
+    if asked.kernel and not (asked.check or asked.missing):
+        parser.error("--kernel needs --check or --missing: the file holds all kernels")
     every = [*shipped(), *of_hopper()]
-    kernels = [each for each in every if _is_of(kernel_name(each.spec, each.config), asked.kernel)]
-    if not kernels:
+    chosen = [each for each in every if _is_of(kernel_name(each.spec, each.config), asked.kernel)]
+    if not chosen:
         parser.error(f"no kernel of the table is called {' or '.join(asked.kernel)}")
     held = asked.out.read_text() if asked.out.exists() else ""
+    kernels = chosen if asked.check else every
     kept = sections_of(held).get(triton.__version__, "") if asked.missing else ""
-    new = section(kernels, asked.jobs, kept)
+    new = section(kernels, asked.jobs, chosen if asked.kernel else [], kept)
     if not asked.check:
         write_whole(asked.out, merged(held, new))
         print(f"Written: {asked.out}, the part of Triton {triton.__version__}")
