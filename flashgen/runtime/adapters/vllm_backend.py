@@ -1,8 +1,8 @@
 """vLLM's attention backend: what vLLM asks of one, on adapters/paged.py.
 
 Imports vLLM, whose base classes these are: only vLLM loads this module. The methods, arguments and
-fields are those of vLLM 0.33; tests/cpu/runtime/test_vllm.py compares them with its source, and
-tests/interpreted/runtime/test_vllm_classes.py runs them with its classes.
+fields are those of vLLM 0.33; tests/engines/test_vllm.py runs them with its classes, and
+tests/cpu/runtime/test_vllm.py with fakes of those.
 """
 
 from __future__ import annotations
