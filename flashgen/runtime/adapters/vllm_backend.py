@@ -149,7 +149,7 @@ class VllmMetadata(PagedBatch, AttentionMetadata):  # type: ignore[misc]
 
 
 class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Makes FlashgenMetadata, once a step for all layers. vLLM puts decodes first: sequences with
+    """Makes VllmMetadata, once a step for all layers. vLLM puts decodes first: sequences with
     one new token, or with as many as are verified of a speculation.
     """
 
