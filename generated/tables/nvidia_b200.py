@@ -292,10 +292,14 @@ bwd_dkv_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d128_causal_window 1024 br128_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_window 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dq_bf16_d64_varlen 1 br128_bc128_w8_s4_blackwell_tma -
 bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s4_blackwell_tma_lpt - - -
@@ -306,10 +310,14 @@ bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_blackwell_tma_lpt - -
+bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s3_blackwell_tma_lpt - -
+bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s3_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
+bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
+bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 """,
 }
