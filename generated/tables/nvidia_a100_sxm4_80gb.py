@@ -11,86 +11,86 @@ ARCH = "sm_80"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 368.24 1279.9 4926.8 9789.2
-fwd_bf16_d64_varlen 1 br128_bc32_w8_s4_fa2_ptr 324.66
-fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 284.94 782.21 2760.2 5406.0
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 392.72 999.1 3448.6 6672.9
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 354.71 521.86
-fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 289.07 787.25 2759.0 5370.9
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 385.99 974.0 3301.7 6442.6
-fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 338.13 750.71 2475.9 9445.6
-fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 412.36 1045.9 1664.4 3476.8
-fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.26 787.04 2083.9 2396.4
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 419.99 1030.9 2710.6 3106.7
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 374.27 932.83 2763.5 6931.3
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 465.92 1224.8
-fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br64_bc64_w4_s3_fa2_ptr 1366.0 1513.9
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 713.87
-fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 495.18 1821.5 7126.7 14200.2
-fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 334.21 980.66 3578.4 6943.8
-fwd_bf16_d128 1 br128_bc128_w8_s1_ampere_ptr 361.82 1264.0 4872.5 9683.9
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 241.19 774.64
-fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2673.5 5136.5
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 921.7 3210.3 6177.0
+fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 421.86 1345.9 5071.1 10040.0
+fwd_bf16_d64_varlen 1 br128_bc32_w8_s4_fa2_ptr 454.28
+fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 327.5 818.98 2770.6 5382.9
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 451.32 1054.9 3475.8 6709.7
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 423.59 582.31
+fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 314.06 835.35 2935.8 5750.1
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 454.98 1034.9 3414.8 6520.6
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 403.64 799.44 2515.6 9526.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.56 1108.2 1680.0 3491.5
+fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 345.32 840.15 2178.8 2496.6
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 515.55 1116.3 2789.4 3190.3
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 468.03 1023.1 2854.8 7113.1
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 548.75 1301.8
+fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br64_bc64_w4_s3_fa2_ptr 1400.9 1548.3
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 795.52
+fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 526.42 1897.1 7382.3 14695.9
+fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 388.05 1068.6 3793.6 7459.9
+fwd_bf16_d128 1 br128_bc128_w8_s1_ampere_ptr 393.6 1365.4 5260.8 10455.1
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.17 941.14
+fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2921.4 5522.3
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 493.38 1061.2 3340.8 6303.5
 fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 376.05 867.88
 fwd_bf16_d128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2745.1 9609.5
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 401.74
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1035.1 1656.9
-fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3375.5
-fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2773.7 2773.7
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2606.0 5896.2
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1607.2
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1650.6
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 423.69
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1182.8 1693.7
+fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3403.1
+fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2975.1 2975.1
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2728.3 6156.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1654.4
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1669.5
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 305.53 895.9
 fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2277.5 2635.8
 fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 268.79 888.3 2545.5 2966.7
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 326.29 879.12 2685.7 6738.8
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 340.34 987.45
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1188.6
-fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1252.7
-fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 220.05 619.43 2152.9 4095.4
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 289.75
-fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 763.64 2687.7 5142.2
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 246.9 771.02 3002.0 11331.7
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 288.84 869.26 1648.2 3480.9
-fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 342.86 1218.7 4722.1 9393.3
-fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 240.09 765.68
-fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 2645.8 5070.7
-fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 366.13 1356.4 5317.6 10599.2
-fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 265.08 795.78 2830.0 5348.2
-fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 356.54 956.51 3298.0 6206.4
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 391.39 937.87 2726.4 6817.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 417.05 1052.9
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1237.9
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1292.3
+fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 345.21 758.73 2360.5 4398.6
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 314.02
+fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 693.92 2611.5 5055.3
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 277.66 795.62 3017.6 11336.3
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 323.8 918.67 1717.5 3621.8
+fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 373.4 1316.3 5094.6 10132.5
+fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 303.03 888.82
+fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 2839.5 5405.5
+fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 420.48 1472.0 5681.7 11294.6
+fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 347.18 896.43 3001.4 5621.0
+fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 301.41 900.35 3248.4 6152.3
 fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 316.87 848.79 3096.3 11653.5
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 412.74 1301.4 2664.8 5509.4
-fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 324.62 1044.1 3806.9
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 385.8 1134.5 4129.1
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 434.54 1368.5 2806.7
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 451.08 1346.5 2685.3 5529.0
+fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 394.88 1148.8 4045.6
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 451.35 1188.1 4175.9
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 475.35 1416.5 2846.9
 fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 320.02
 fwd_bf16_d256_causal_window 1024 br128_bc64_w8_s1_ampere_ptr_lpt 898.19 2249.5 2615.6
-fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
-fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 360.64 1061.4 3130.3 7874.7
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 417.1 1314.3 1721.7 1735.3
-fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 328.06 1032.7 2764.9
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 402.4 1194.4 3538.1
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 435.56 1376.2 1800.5
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 979.08 3557.3
-fwd_bf16_d512_causal_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_v2 12615.9 24963.4
-fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 368.24 1279.9 4926.8 9789.2
-fwd_fp16_d64_varlen 1 br128_bc32_w8_s4_fa2_ptr 324.66
-fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 284.94 782.21 2760.2 5406.0
-fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 354.71 521.86
-fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 495.18 1821.5 7126.7 14200.2
-fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 334.21 980.66 3578.4 6943.8
-fwd_fp16_d128 1 br128_bc128_w8_s1_ampere_ptr 361.82 1264.0 4872.5 9683.9
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 241.19 774.64
-fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2673.5 5136.5
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
-fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 342.86 1218.7 4722.1 9393.3
-fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 254.3 736.78 2645.8 5070.7
-fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 366.13 1356.4 5317.6 10599.2
-fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 265.08 795.78 2830.0 5348.2
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 721.75 1639.5 3996.9 4684.9
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 447.55 1134.1 3198.8 8013.2
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 467.55 1356.8 1750.0 1764.1
+fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 424.18 1207.4 3142.6
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 487.98 1266.7 3602.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 495.93 1467.8 1881.3
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1823.5 6273.0 24006.4 47602.7
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 269.21 918.32 4180.0 14236.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 521.95 1758.9
+fwd_bf16_d512_causal_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_v2 7563.1 25047.7
+fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 421.86 1345.9 5071.1 10040.0
+fwd_fp16_d64_varlen 1 br128_bc32_w8_s4_fa2_ptr 454.28
+fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 327.5 818.98 2770.6 5382.9
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 423.59 582.31
+fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 526.42 1897.1 7382.3 14695.9
+fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 388.05 1068.6 3793.6 7459.9
+fwd_fp16_d128 1 br128_bc128_w8_s1_ampere_ptr 393.6 1365.4 5260.8 10455.1
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.17 941.14
+fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2921.4 5522.3
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 475.73 907.28 2780.0 9852.0
+fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 373.4 1316.3 5094.6 10132.5
+fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.76 816.79 2839.5 5405.5
+fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 420.48 1472.0 5681.7 11294.6
+fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 347.18 896.43 3001.4 5621.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 421.39 1110.5 3905.9 14637.3
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 69.854 69.854 69.854 69.854
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 68.472 68.472 68.472 68.472
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 69.34 69.34 69.34 69.34
@@ -102,122 +102,120 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 68.472 68.472 68.472 68.472
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 69.34 69.34 69.34 69.34
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 65.033 65.033 65.033 65.033
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 69.082 69.082 69.082 69.082
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 623.72 2290.1 8955.4 17842.6
-bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
-bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 450.6 1347.4 4911.2 9561.6
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.58 1918.2 6974.2 13616.7
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1833.9
-bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 4700.2
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1615.0
-bwd_dkv_bf16_d64_causal_window_varlen 4096 br32_bc128_w4_s3_fa2_ptr 5015.3
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1497.2
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1056.7 4021.8 15882.2 31696.1
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 686.61 2032.6 7329.4 14238.1
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 785.44 2983.9 11777.9 23503.3
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 466.75 1442.5 5264.1 10198.5
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 581.25
-bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1830.0 6585.1 12728.9
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
-bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 6547.5 6547.5
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 6018.7 12269.6
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 1771.5 4541.6
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 1503.9 4613.8
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2190.5 8236.8
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1897.6 7453.9
-bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1435.3 5540.4 21960.9 43854.9
-bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 868.88 2982.5 11199.4 21929.5
-bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1072.6 4139.8 16408.5 32766.7
-bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 658.09 2251.2 8399.3 16388.3
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 965.93 3418.2 13072.9 25553.0
-bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2132.9 8138.0
-bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2613.5 9525.7
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 7228.7 30038.6
-bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_fa2_ptr 2480.8 6690.3
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2134.8 6760.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2626.5 7085.5
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2265.9 7183.5
-bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5
-bwd_dkv_bf16_d512_causal 4096 br32_bc32_w8_s2_fa2_ptr 33962.2 67799.0
-bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 10286.1 40011.2
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 623.72 2290.1 8955.4 17842.6
-bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
-bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 450.6 1347.4 4911.2 9561.6
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1056.7 4021.8 15882.2 31696.1
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 686.61 2032.6 7329.4 14238.1
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 785.44 2983.9 11777.9 23503.3
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 466.75 1442.5 5264.1 10198.5
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
-bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 1435.3 5540.4 21960.9 43854.9
-bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 868.88 2982.5 11199.4 21929.5
-bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1072.6 4139.8 16408.5 32766.7
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 658.09 2251.2 8399.3 16388.3
-bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2132.9 8138.0
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 478.11 1731.6 6745.7 13431.1
-bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 357.19
-bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 335.14 977.79 3547.4 6885.4
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 412.78
-bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1186.5 4204.6 8170.0
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 394.36 598.82 3989.5
-bwd_dq_bf16_d64_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1328.2 3659.5
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1267.8 3887.4
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 832.07
-bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 901.9 3194.7 12365.7 24593.8
-bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 531.27 1619.6 5905.4 11492.4
-bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 527.41 1960.6 7693.2 15336.8
-bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 367.03 1127.9 4106.4 7952.5
-bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1317.3 4683.5 17022.1
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4900.1 4900.1
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4377.0 9901.2
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1433.0 3922.3
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1332.3 3935.8
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1710.6 6398.1
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1551.2 5943.6
-bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1356.8 5201.7 20581.3 41087.5
-bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 833.1 2825.7 10574.6 20692.4
-bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1074.7 4121.8 16310.2 32561.5
-bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 659.18 2242.8 8355.3 16298.6
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 648.2 2186.6 8310.0 16459.3
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2304.2 9230.6
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2904.9 11024.2
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2462.5 9936.3
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2713.5 7623.8
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2300.4 7551.5
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2842.6 7984.7
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2478.6 8113.0
-bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 4489.8 18039.9
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 478.11 1731.6 6745.7 13431.1
-bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 357.19
-bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 335.14 977.79 3547.4 6885.4
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 394.36 598.82 3989.5
-bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 901.9 3194.7 12365.7 24593.8
-bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 531.27 1619.6 5905.4 11492.4
-bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 527.41 1960.6 7693.2 15336.8
-bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 367.03 1127.9 4106.4 7952.5
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1317.3 4683.5 17022.1
-bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1356.8 5201.7 20581.3 41087.5
-bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 833.1 2825.7 10574.6 20692.4
-bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1074.7 4121.8 16310.2 32561.5
-bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 659.18 2242.8 8355.3 16298.6
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2304.2 9230.6
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1086.9
-bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 729.69 2285.7
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1952.2
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1631.9 6244.7 24695.7 49297.1
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1020.6 3425.3 12913.4 25323.1
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1255.0 4807.5 19017.4 37964.0
-bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2380.1 9306.4 37011.6 73951.8
-bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1830.3 7151.6 28436.8 56817.0
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1086.9
-bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 729.69 2285.7
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1631.9 6244.7 24695.7 49297.1
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1020.6 3425.3 12913.4 25323.1
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1255.0 4807.5 19017.4 37964.0
-bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2380.1 9306.4 37011.6 73951.8
-bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1830.3 7151.6 28436.8 56817.0
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 658.71 2404.2 9408.1 18748.3
+bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 493.96
+bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 502.06 1397.7 5061.4 9888.1
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 763.7 2035.2 7086.6 13734.2
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 687.1 979.63 6715.7
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1835.4
+bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 4701.1
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1615.2
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br32_bc128_w4_s3_fa2_ptr 5016.6
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1579.3
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1129.5 4154.4 16281.1 32473.0
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 787.14 2111.4 7389.8 14280.0
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 836.56 3038.8 11868.5 23664.3
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 563.61 1529.0 5344.9 10293.6
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.87
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1873.0 6622.1 12768.7
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2016.1 7638.7 26382.0
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 6556.4 6556.4
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 6031.2 12290.5
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 1780.7 4549.0
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 1522.8 4623.0
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2277.1 8310.0
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2084.3 7646.4
+bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1474.1 5587.4 22064.9 44040.9
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 986.97 3117.6 11431.5 22297.6
+bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1109.2 4183.6 16527.2 33002.1
+bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 684.13 2280.8 8449.5 16488.3
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1004.3 3482.5 13074.3 25593.2
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2180.4 8175.5
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2654.9 9568.2
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 7259.6 30066.9
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_fa2_ptr 2491.6 6702.0
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2163.3 6790.2
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2638.8 7099.0
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2287.5 7207.7
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2371.8 8274.5
+bwd_dkv_bf16_d512_causal 4096 br32_bc32_w8_s2_fa2_ptr 33976.7 67813.5
+bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 10286.7 40011.7
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 658.71 2404.2 9408.1 18748.3
+bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 493.96
+bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 502.06 1397.7 5061.4 9888.1
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 687.1 979.63 6715.7
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1129.5 4154.4 16281.1 32473.0
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 787.14 2111.4 7389.8 14280.0
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 836.56 3038.8 11868.5 23664.3
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 563.61 1529.0 5344.9 10293.6
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2016.1 7638.7 26382.0
+bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 1474.1 5587.4 22064.9 44040.9
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 986.97 3117.6 11431.5 22297.6
+bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1109.2 4183.6 16527.2 33002.1
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 684.13 2280.8 8449.5 16488.3
+bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2180.4 8175.5
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 560.36 1893.8 7270.2 14442.0
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 444.8
+bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 411.31 1071.1 3764.5 7373.8
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 477.07
+bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1284.4 4293.3 8257.1
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 478.7 676.16 4063.9
+bwd_dq_bf16_d64_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1377.5 3705.5
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1345.8 3959.4
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 939.1
+bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 1081.6 3446.7 12942.5 25606.3
+bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 635.84 1750.9 6177.0 11957.5
+bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 634.18 2130.0 8143.5 16163.9
+bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 469.05 1232.9 4259.2 8187.0
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 474.34 1235.5 4261.0 8188.3
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1397.8 4747.9 17163.2
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4956.6 4956.6
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4454.8 10073.0
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1514.3 4014.6
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1426.6 4025.3
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1748.4 6423.9
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1563.1 5969.7
+bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1461.4 5326.5 20806.9 41448.2
+bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 942.79 2939.7 10734.8 20916.3
+bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1184.6 4301.4 16786.8 33434.8
+bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 763.99 2375.2 8633.7 16772.1
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 773.43 2304.4 8423.2 16573.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2327.5 9245.5
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2908.8 11013.2
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2462.4 9936.1
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2717.4 7643.0
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2328.4 7572.9
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2855.0 7998.1
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2484.8 8084.6
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1941.2 5585.4 20144.5 39567.5
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 5016.0 18579.7
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 560.36 1893.8 7270.2 14442.0
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 444.8
+bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 411.31 1071.1 3764.5 7373.8
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 478.7 676.16 4063.9
+bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 1081.6 3446.7 12942.5 25606.3
+bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 635.84 1750.9 6177.0 11957.5
+bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 634.18 2130.0 8143.5 16163.9
+bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 469.05 1232.9 4259.2 8187.0
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1397.8 4747.9 17163.2
+bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1461.4 5326.5 20806.9 41448.2
+bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 942.79 2939.7 10734.8 20916.3
+bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1184.6 4301.4 16786.8 33434.8
+bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 763.99 2375.2 8633.7 16772.1
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2327.5 9245.5
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1135.1
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2006.4
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1692.4 6421.2 25342.1 50569.9
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1187.3 3617.7 13292.1 25824.4
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1339.2 5063.7 19967.5
+bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2396.0 9238.8 36626.4 73143.2
+bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1862.2 7192.2 28530.1 56980.8
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1135.1
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1692.4 6421.2 25342.1 50569.9
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1187.3 3617.7 13292.1 25824.4
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1339.2 5063.7 19967.5
+bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2396.0 9238.8 36626.4 73143.2
+bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1862.2 7192.2 28530.1 56980.8
 bwd_ds_bf16_d128 1 br32_bc128_w8_s3_fa2_ptr 811.03 2971.1 11628.6 23173.7
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 606.07 1592.0 5537.4 10811.6
 bwd_ds_fp16_d128 1 br32_bc128_w8_s3_fa2_ptr 811.03 2971.1 11628.6 23173.7
@@ -226,44 +224,44 @@ bwd_dq_of_ds_bf16_d128 1 br128_bc64_w4_s3_fa2_ptr 234.79 667.65 2432.4 4785.7
 bwd_dq_of_ds_bf16_d128_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 187.48 400.84 1295.6 2493.2
 bwd_dq_of_ds_fp16_d128 1 br128_bc64_w4_s3_fa2_ptr 234.79 667.65 2432.4 4785.7
 bwd_dq_of_ds_fp16_d128_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 187.48 400.84 1295.6 2493.2
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 17.515
-decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 35.043 93.991
-decode_bf16_d64 16384 br16_bc32_w4_s3_fa2_ptr_x8 165.52
-decode_bf16_d64_paged 4096 br16_bc64_w8_s3_fa2_ptr_x5 92.4
-decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr_x2 17.892
-decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x4 35.241 93.103 165.07
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 20.605 50.204 108.75 186.64
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 18.563
-decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr_x2 36.494
-decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 55.971 55.971
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 21.464 51.141 72.559 72.559
-decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x4 23.92
-decode_bf16_d128 1024 br16_bc32_w4_s4_fa2_ptr_x3 53.961
-decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x4 165.49
-decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 312.41
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 24.325 55.957
-decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 165.65
-decode_bf16_d128_paged 16384 br16_bc16_w4_s3_fa2_ptr_x6 314.23
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 42.403 91.22 200.52 337.78
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x4 25.704 56.198 94.469 94.469
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 40.59 100.45
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 154.34 154.34
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 169.59 169.65
-decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 30.549
-decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 66.98 204.93 387.8
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 68.68 179.52 373.53 588.99
-decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 34.576
-decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 93.008 314.25 607.46
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 37.804 94.264 317.73 610.2
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 67.869 178.52 407.57 692.69
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 36.644 94.217 315.48
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 38.407 94.557
-decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 173.17 173.17
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 70.731 186.43 259.95 259.95
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 38.479
-decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 95.015 168.58
-decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 68.699 201.56
-decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 694.52 1354.9
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 71.216 195.95 677.88 1317.6
+decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 18.307
+decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 38.707 98.415
+decode_bf16_d64 16384 br16_bc32_w4_s3_fa2_ptr_x8 165.64
+decode_bf16_d64_paged 4096 br16_bc64_w8_s3_fa2_ptr_x5 101.79
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr_x2 23.608
+decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x4 40.514 98.532 165.87
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 26.176 54.816 114.28 193.8
+decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 22.205
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr_x2 47.05
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 70.842 70.842
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.31 60.23 85.148 85.148
+decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x4 27.344
+decode_bf16_d128 1024 br16_bc32_w4_s4_fa2_ptr_x3 57.77
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x4 165.83
+decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 312.54
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 28.036 61.455
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 166.01
+decode_bf16_d128_paged 16384 br16_bc16_w4_s3_fa2_ptr_x6 314.32
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 44.398 93.391 202.96 341.69
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x4 32.226 63.414 102.03 102.03
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 42.821 103.71
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 153.33 153.33
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 175.16 175.21
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 37.4
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 74.065 212.43 389.05
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 71.712 184.52 381.17 596.87
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 42.935
+decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 97.127 314.84 607.69
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 42.361 98.708 318.37 610.34
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 72.695 184.21 415.05 697.55
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 42.971 100.42 316.05
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 46.767 103.35
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 182.32 182.32
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 77.688 195.64 266.59 266.59
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 46.985
+decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 105.45 177.93
+decode_bf16_d512 1 br16_bc32_w4_s3_fa2_ptr_v2 82.51 218.28
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 710.16 1370.7
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 85.303 213.67 704.73 1345.0
 """,
 }

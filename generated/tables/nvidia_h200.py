@@ -19,78 +19,78 @@ fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 159.33 430.91 815.17 3163.7
 fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 130.37 266.18 457.63 1639.6
 """,
     "estimated": """
-fwd_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 184.73
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 161.47 403.47 1362.3 2626.3
-fwd_bf16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 192.06 261.61
-fwd_bf16_d64_causal_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 139.34 367.45 1268.6 2469.0
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 163.84 415.94 1424.7 2759.5
-fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 190.56 438.29 1480.9 5617.4
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s3_fa2_ptr 192.35 452.18 722.14 1519.6
-fwd_bf16_d64_causal_window_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 144.96 372.71 977.95 1125.0
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 176.55 429.85 1122.3 1292.4
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 173.34 423.27 1229.6 3071.5
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 210.12
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w8_s2_fa2_ptr_lpt 476.42 525.84 562.97
-fwd_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt_r128 357.6
-fwd_bf16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
-fwd_bf16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 132.33 342.95 1172.3 2191.1
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 137.54 348.93 1223.7 4405.4
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr 174.88
-fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s3_fa2_ptr_lpt 464.31
-fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 751.99 1441.4
-fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s3_fa2_ptr_lpt 1108.2 1108.2
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1212.0 2718.6
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 714.43 724.44
-fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt 135.64 352.6 917.8 1056.2
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 172.99 443.47 1166.0 1340.8
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr 161.36
-fwd_bf16_d128_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr_lpt 392.7
-fwd_bf16_d128_causal_window_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1125.3 2816.1
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr 175.04 470.55 532.76
-fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr_lpt 586.85
-fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 108.74 316.51 1125.4 2077.3
-fwd_bf16_d192v128_causal_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 129.77 349.93 1221.5 2243.2
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 150.2
-fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 385.88 1345.0 5031.3
-fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 201.05 515.22 938.93 1960.5
-fwd_bf16_d192 1 br128_bc64_w8_s2_s_ahead_tma 150.64 589.94 2348.3 4692.8
-fwd_bf16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 105.81 337.88 1243.1 2323.5
-fwd_bf16_d256 1 br128_bc64_w8_s2_s_ahead_tma 121.11 472.55 1879.2 3754.8
-fwd_bf16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 1861.1
-fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s2_s_ahead_tma_lpt 119.89 322.22 1108.3 2011.7
-fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 140.54 356.75 1242.9 4604.0
-fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 168.83 427.68 740.55 1570.0
-fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 142.2 433.91 1562.9
-fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 158.28 442.49
-fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 1590.1
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s2_fa2_ptr_lpt 211.23
-fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc64_w8_s2_fa2_ptr_lpt 531.8 904.67
-fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt 118.33 352.25 933.98 1064.0
-fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt 145.54 387.06 1010.3 1152.5
-fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 156.11 434.09 1311.8 3264.7
-fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 184.23 436.51 545.99 605.88
-fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 149.88 457.8 1220.6
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 211.34 620.45 1887.4
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 202.61 520.49 665.82
-fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 416.14 1309.2 4641.6 9157.8
-fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 421.64 1312.8 4641.0 9155.2
-fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 296.03 842.53 2746.9 5413.8
-fwd_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 169.02 608.23 2366.4 4710.7
-fwd_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 184.73
-fwd_fp16_d64_causal 1 br64_bc64_w4_s2_fa2_ptr 161.78
-fwd_fp16_d64_causal 1024 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 347.5 1235.7 2405.8
-fwd_fp16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 192.06 261.61
-fwd_fp16_d96 1 br128_bc128_w8_s3_s_ahead_tma 153.23 586.72 2326.1 4645.9
-fwd_fp16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 105.1 322.23 1186.2 2349.3
-fwd_fp16_d128 1 br128_bc128_w8_s3_s_ahead_tma 117.46 447.74 1773.0 3540.5
-fwd_fp16_d128_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 81.605 249.05 912.36 1741.7
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 137.54 348.93 1223.7 4405.4
-fwd_fp16_d192 1 br128_bc64_w8_s2_s_ahead_tma 150.64 589.94 2348.3 4692.8
-fwd_fp16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 105.81 337.88 1243.1 2323.5
-fwd_fp16_d256 1 br128_bc64_w8_s2_s_ahead_tma 121.11 472.55 1879.2 3754.8
-fwd_fp16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 86.577 275.37 1010.4 1861.1
-fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 140.54 356.75 1242.9 4604.0
+fwd_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 195.85
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 236.15 456.73 1353.1 2533.4
+fwd_bf16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 196.44 264.21
+fwd_bf16_d64_causal_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 168.68 384.49 1247.4 2405.5
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 189.03 415.56 1359.8 2604.7
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 206.17 437.87 1410.5 5303.4
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s3_fa2_ptr 201.06 440.68 678.2 1422.9
+fwd_bf16_d64_causal_window_sink 1 br128_bc64_w8_s3_fa2_tma_lpt 201.87 416.25 993.11 1133.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt_r128 230.76 462.5 1111.1 1269.5
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 218.12 447.74 1201.8 2979.1
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 240.53
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w8_s2_fa2_ptr_lpt 526.15 511.98 546.66
+fwd_bf16_d64_causal_dropout 1024 br128_bc64_w8_s3_fa2_tma_lpt_r128 410.83
+fwd_bf16_d96 1 br128_bc128_w8_s3_s_ahead_tma 229.34 627.17 2261.1 4443.9
+fwd_bf16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 210.01 397.95 1202.5 2281.5
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 184.63 374.03 1144.7 2095.7
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 199.41 382.5 1189.9 4212.1
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr 169.34
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s3_fa2_ptr_lpt 483.57
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 717.26 1358.8
+fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s3_fa2_ptr_lpt 1157.3 1157.3
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1169.8 2622.6
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 689.49 701.51
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt 142.95 378.51 1009.4 1161.3
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 191.22 440.95 1116.4 1279.1
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr 158.27
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr_lpt 358.21
+fwd_bf16_d128_causal_window_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1095.6 2716.2
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr 180.81 452.73 503.33
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr_lpt 572.36
+fwd_bf16_d192v128_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 119.28 313.02 1074.5 1964.4
+fwd_bf16_d192v128_causal_invariant 1 br128_bc64_w8_s3_fa2_tma_lpt 138.59 343.65 1158.3 2112.4
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 150.08
+fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 377.15 1269.7 4730.3
+fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 223.74 511.31 885.29 1840.1
+fwd_bf16_d192 1 br128_bc64_w8_s2_s_ahead_tma 179.88 590.37 2258.3 4482.7
+fwd_bf16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 129.8 347.3 1203.0 2217.5
+fwd_bf16_d256 1 br128_bc64_w8_s2_s_ahead_tma 146.38 473.95 1811.0 3594.3
+fwd_bf16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 107.45 285.2 979.7 1780.2
+fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s2_s_ahead_tma_lpt 180.06 368.68 1098.9 1933.4
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 157.55 355.16 1180.8 4339.2
+fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 197.31 432.34 702.89 1478.1
+fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 142.27 418.05 1483.9
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 151.21 415.09
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 1505.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s2_fa2_ptr_lpt 203.48
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc64_w8_s2_fa2_ptr_lpt 524.26 855.1
+fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_fa2_tma_lpt 113.83 336.97 887.85 1011.1
+fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s2_fa2_tma_lpt 169.03 397.05 979.51 1110.8
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 164.53 424.87 1245.4 3084.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 233.23 460.26 527.07 583.05
+fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_fa2_tma_lpt 144.03 436.96 1156.9
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc32_w4_s2_fa2_ptr_lpt 199.54 580.33 1764.2
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_fa2_ptr_lpt 244.49 532.17 637.44
+fwd_bf16_d512_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 422.51 1254.7 4357.2 8588.6
+fwd_bf16_d512_causal_varlen 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 242.68 644.87 2690.4 8588.3
+fwd_bf16_d512_causal_varlen_paged 1 br128_bc32_w8_s2_fa2_ptr_lpt_v2 178.78 428.45 1659.0 5082.1
+fwd_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma_r128 201.49 615.55 2295.3 4536.3
+fwd_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 195.85
+fwd_fp16_d64_causal 1 br64_bc64_w4_s2_fa2_ptr 156.7
+fwd_fp16_d64_causal 1024 br128_bc64_w8_s3_s_ahead_tma_lpt_r128 389.91 1234.9 2353.5
+fwd_fp16_d64_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 196.44 264.21
+fwd_fp16_d96 1 br128_bc128_w8_s3_s_ahead_tma 229.34 627.17 2261.1 4443.9
+fwd_fp16_d96_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 210.01 397.95 1202.5 2281.5
+fwd_fp16_d128 1 br128_bc128_w8_s3_s_ahead_tma 177.47 478.94 1723.7 3386.7
+fwd_fp16_d128_causal 1 br128_bc128_w8_s3_s_ahead_tma_lpt 162.12 308.06 924.99 1699.2
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 199.41 382.5 1189.9 4212.1
+fwd_fp16_d192 1 br128_bc64_w8_s2_s_ahead_tma 179.88 590.37 2258.3 4482.7
+fwd_fp16_d192_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 129.8 347.3 1203.0 2217.5
+fwd_fp16_d256 1 br128_bc64_w8_s2_s_ahead_tma 146.38 473.95 1811.0 3594.3
+fwd_fp16_d256_causal 1 br128_bc64_w8_s2_s_ahead_tma_lpt 107.45 285.2 979.7 1780.2
+fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_fa2_ptr_lpt 157.55 355.16 1180.8 4339.2
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 31.399 31.399 31.399 31.399
 bwd_delta_bf16_d96 1 br16_bc16_w2_s1_fa2_ptr 30.812 30.812 30.812 30.812
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 31.18 31.18 31.18 31.18
@@ -102,111 +102,111 @@ bwd_delta_fp16_d96 1 br16_bc16_w2_s1_fa2_ptr 30.812 30.812 30.812 30.812
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 31.18 31.18 31.18 31.18
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 29.351 29.351 29.351 29.351
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 31.071 31.071 31.071 31.071
-bwd_dkv_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s2_fa2_ptr 278.96
-bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
-bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 304.27 822.29 2877.8 5513.9
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr 254.75 380.26
-bwd_dkv_bf16_d64_causal_varlen 4096 br64_bc64_w4_s3_fa2_ptr 2602.2
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 961.27 2534.6
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 782.28 2404.3
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr 890.34
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s3_fa2_tma 352.73 1294.9 5064.8 10091.6
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 297.08 872.47 3088.7 6076.0
-bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr 631.06 2366.1 8281.1
-bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 3035.0 3035.0
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 2827.1 5756.2
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 803.29 2085.0
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 678.73 2028.3
-bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_fa2_tma 1173.4 4254.4
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 1044.7 3965.9
-bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_tma 648.02 2457.0 9707.2 19376.5
-bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
-bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
-bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.35 1065.2 3862.4 7634.7
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc64_w8_s3_s_ahead_tma 585.73 2055.7 7519.2 14869.9
-bwd_dkv_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4117.5 16976.5
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1552.0 5463.3
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4371.0 18032.4
-bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_fa2_tma 1147.3 3137.5
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1238.1 3965.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1552.9 4293.3
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1393.5 4469.4
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1715.3 6504.5 21341.8 42639.5
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6095.2 24413.7
-bwd_dkv_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 360.8 1230.9 4713.2 9356.6
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s2_fa2_ptr 278.96
-bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 244.53
-bwd_dkv_fp16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.74 2516.8 4831.2
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr 254.75 380.26
-bwd_dkv_fp16_d64_causal_varlen 4096 br64_bc64_w4_s3_fa2_ptr 2602.2
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s3_fa2_tma 352.73 1294.9 5064.8 10091.6
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 284.58 828.17 2972.2 5859.9
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 269.46 987.28 3859.6 7689.5
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 211.01 627.01 2261.6 4284.8
-bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr 631.06 2366.1 8281.1
-bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_tma 638.91 2441.6 9652.5 19267.0
-bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 392.73 1317.8 4827.8 9545.3
-bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_fa2_tma 511.73 1953.9 7722.6 15414.2
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 318.34 1065.8 3865.5 7640.8
-bwd_dkv_fp16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4117.5 16976.5
-bwd_dq_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
-bwd_dq_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 199.04
-bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
-bwd_dq_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 143.43 403.78 1441.1 2802.5
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 197.84 277.1 1623.5
-bwd_dq_bf16_d64_causal_window 1024 br128_bc64_w8_s3_fa2_tma_lpt 449.16 1208.3
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 461.56 1369.7
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s2_fa2_ptr_lpt 961.09
-bwd_dq_bf16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
-bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 183.18 530.27 1900.4 3744.0
-bwd_dq_bf16_d128 1 br128_bc64_w8_s3_s_ahead_tma 203.68 722.42 2799.0 5568.1
-bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 141.54 409.43 1461.4 2771.6
-bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 142.89 413.29 1475.0 2796.7
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 473.39 1630.1 5851.0
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1385.2 1385.2
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1374.0 3088.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 412.86 1114.3
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 415.51 1193.3
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s3_s_ahead_tma_lpt 537.23 1899.0
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 523.66 1963.8
-bwd_dq_bf16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
-bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
-bwd_dq_bf16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
-bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
-bwd_dq_bf16_d256_causal_invariant 1 br64_bc32_w4_s3_s_ahead_tma_lpt 166.52 510.4 1795.3 3542.4
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1244.0 5009.3
-bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_tma_lpt 661.79 2349.1
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1214.3 4858.6
-bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_tma_lpt 543.6 1478.7
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1259.3 4061.3
-bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_tma_lpt 680.73 1863.6
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1333.5 4312.9
-bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1062.7 3650.0 13984.2 27759.2
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 3148.0 12728.3
-bwd_dq_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma 201.08 699.94 2698.0 5362.3
-bwd_dq_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 199.04
-bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 140.69 394.07 1410.7 2739.0
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 197.84 277.1 1623.5
-bwd_dq_fp16_d96 1 br128_bc64_w8_s3_s_ahead_tma 266.39 947.23 3672.8 7307.1
-bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 183.18 530.27 1900.4 3744.0
-bwd_dq_fp16_d128 1 br128_bc64_w8_s3_s_ahead_tma 203.68 722.42 2799.0 5568.1
-bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 141.54 409.43 1461.4 2771.6
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 473.39 1630.1 5851.0
-bwd_dq_fp16_d192 1 br64_bc32_w4_s3_s_ahead_tma 320.28 1152.6 4482.7 8922.9
-bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 201.8 621.46 2209.2 4359.5
-bwd_dq_fp16_d256 1 br64_bc32_w4_s3_s_ahead_tma 256.82 922.68 3586.7 7138.9
-bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 163.98 502.61 1768.5 3489.7
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1244.0 5009.3
-bwd_fused_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr 1302.4
-bwd_fused_bf16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
-bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 550.01
-bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 440.86 1657.9 6526.5 13017.9
+bwd_dkv_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 384.48 1203.3 4511.4 8924.9
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s2_fa2_ptr 253.6
+bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 254.11
+bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.62 2439.3 4656.5
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 364.58 834.88 2748.5 5208.5
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr 280.84 393.17
+bwd_dkv_bf16_d64_causal_varlen 4096 br64_bc64_w4_s3_fa2_ptr 2435.5
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 898.91 2369.3
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 729.84 2251.9
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s2_fa2_ptr 871.66
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s3_fa2_tma 384.89 1262.8 4807.8 9537.1
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 352.0 847.61 2857.3 5563.4
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 296.47 963.42 3664.0 7267.3
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 246.51 639.78 2214.7 4158.2
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s3_fa2_tma 381.87 901.25 2967.0 5757.1
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr 604.65 2222.4 7757.9
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 2841.5 2841.5
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 2649.4 5389.7
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 754.55 1953.6
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 643.02 1905.8
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_fa2_tma 1122.6 3993.3
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_fa2_ptr 1025.6 3752.9
+bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_tma 653.1 2340.4 9116.0 18152.7
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 407.5 1272.2 4554.3 8992.6
+bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 525.92 1874.9 7297.5 14530.8
+bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 332.81 1031.2 3647.3 7201.9
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc64_w8_s3_s_ahead_tma 610.29 1974.3 7061.8 13944.5
+bwd_dkv_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 3867.8 15887.3
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1453.5 5118.6
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4104.9 16874.3
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_fa2_tma 1090.3 2950.1
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1162.2 3724.7
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1457.7 4017.9
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1305.7 4188.8
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1597.2 6102.5 19955.5 39859.9
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 5715.3 22835.4
+bwd_dkv_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 384.48 1203.3 4511.4 8924.9
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s2_fa2_ptr 253.6
+bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 254.11
+bwd_dkv_fp16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 709.62 2439.3 4656.5
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc128_w4_s3_fa2_ptr 280.84 393.17
+bwd_dkv_fp16_d64_causal_varlen 4096 br64_bc64_w4_s3_fa2_ptr 2435.5
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s3_fa2_tma 384.89 1262.8 4807.8 9537.1
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_tma 352.0 847.61 2857.3 5563.4
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 296.47 963.42 3664.0 7267.3
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 246.51 639.78 2214.7 4158.2
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s3_fa2_ptr 604.65 2222.4 7757.9
+bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_tma 653.1 2340.4 9116.0 18152.7
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_tma 407.5 1272.2 4554.3 8992.6
+bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_fa2_tma 525.92 1874.9 7297.5 14530.8
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 332.81 1031.2 3647.3 7201.9
+bwd_dkv_fp16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 3867.8 15887.3
+bwd_dq_bf16_d64 1 br128_bc64_w8_s3_s_ahead_tma 226.44 695.8 2596.8 5133.4
+bwd_dq_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 194.76
+bwd_dq_bf16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 171.85 408.91 1370.8 2637.4
+bwd_dq_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 171.35 403.8 1370.0 2636.6
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 197.13 269.11 1527.2
+bwd_dq_bf16_d64_causal_window 1024 br128_bc64_w8_s3_fa2_tma_lpt 462.45 1170.3
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 451.54 1295.7
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s2_fa2_ptr_lpt 896.27
+bwd_dq_bf16_d96 1 br128_bc64_w8_s3_s_ahead_tma 284.6 921.47 3490.9 6918.5
+bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 211.6 530.86 1819.4 3555.6
+bwd_dq_bf16_d128 1 br128_bc64_w8_s3_s_ahead_tma 219.02 703.14 2660.6 5272.1
+bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 165.36 410.34 1400.2 2627.8
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 172.73 411.55 1399.6 2627.1
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 482.44 1556.2 5533.5
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1333.9 1333.9
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1323.0 2972.1
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 433.55 1088.2
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 461.82 1181.6
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s3_s_ahead_tma_lpt 522.93 1793.5
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 509.1 1857.4
+bwd_dq_bf16_d192 1 br64_bc32_w4_s3_s_ahead_tma 328.52 1115.8 4274.9 8487.3
+bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 218.62 612.85 2116.3 4156.9
+bwd_dq_bf16_d256 1 br64_bc32_w4_s3_s_ahead_tma 264.17 893.43 3420.6 6790.5
+bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 178.71 496.24 1693.9 3327.4
+bwd_dq_bf16_d256_causal_invariant 1 br64_bc32_w4_s3_s_ahead_tma_lpt 178.54 496.06 1693.8 3327.3
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1141.8 4678.0
+bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_tma_lpt 636.97 2207.7
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1147.5 4587.7
+bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_tma_lpt 530.97 1402.9
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1158.8 3806.3
+bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_tma_lpt 659.74 1764.2
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1261.0 4032.5
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1085.7 3500.3 13158.6 26034.1
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 3070.6 12026.3
+bwd_dq_fp16_d64 1 br128_bc64_w8_s3_s_ahead_tma 226.44 695.8 2596.8 5133.4
+bwd_dq_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 194.76
+bwd_dq_fp16_d64_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 171.85 408.91 1370.8 2637.4
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 197.13 269.11 1527.2
+bwd_dq_fp16_d96 1 br128_bc64_w8_s3_s_ahead_tma 284.6 921.47 3490.9 6918.5
+bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 211.6 530.86 1819.4 3555.6
+bwd_dq_fp16_d128 1 br128_bc64_w8_s3_s_ahead_tma 219.02 703.14 2660.6 5272.1
+bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_tma_lpt 165.36 410.34 1400.2 2627.8
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 482.44 1556.2 5533.5
+bwd_dq_fp16_d192 1 br64_bc32_w4_s3_s_ahead_tma 328.52 1115.8 4274.9 8487.3
+bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 218.62 612.85 2116.3 4156.9
+bwd_dq_fp16_d256 1 br64_bc32_w4_s3_s_ahead_tma 264.17 893.43 3420.6 6790.5
+bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_s_ahead_tma_lpt 178.71 496.24 1693.9 3327.4
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1141.8 4678.0
+bwd_fused_bf16_d64 1 br64_bc64_w4_s3_fa2_tma 551.36
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr 1274.3
+bwd_fused_bf16_d128 1 br64_bc128_w8_s3_fa2_ptr 441.45 1588.6 6188.9 12323.6
+bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 551.36
+bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 441.45 1588.6 6188.9 12323.6
 bwd_ds_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
 bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 539.0 1919.8 7456.3 14839.4
@@ -219,40 +219,40 @@ bwd_dq_of_ds_bf16_d256 1 br128_bc64_w8_s3_fa2_tma 93.923 234.57 807.55 1573.3
 bwd_dq_of_ds_bf16_d256_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 78.123 153.24 449.51 796.87
 bwd_dq_of_ds_fp16_d128 1 br128_bc128_w8_s3_fa2_tma 107.64 287.01 1042.0 2048.8
 bwd_dq_of_ds_fp16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 93.086 170.64 543.24 1029.1
-decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 11.607 20.268 47.112 79.839
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s3_fa2_ptr_x4 12.924 22.254
-decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr_x3 48.366 80.295
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 13.859 29.799 57.298 91.466
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 13.025
-decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr_x3 21.91 31.787 31.787
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 14.226 30.088 44.19 44.19
-decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr_x2 14.665 29.183 78.455
-decode_bf16_d128 16384 br16_bc64_w4_s2_fa2_ptr_x2 142.18
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 16.017
-decode_bf16_d128_paged 1024 br16_bc64_w8_s4_fa2_ptr_x2 31.313
-decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 80.591 142.45
-decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 21.139 53.527 112.62 185.76
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 16.311
-decode_bf16_d128_window_paged 1024 br16_bc64_w8_s4_fa2_ptr_x2 31.818 51.34 51.34
-decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 23.313
-decode_bf16_d128_window_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 52.76 82.405 82.405
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr_x2 81.284 81.398
-decode_bf16_d192v128_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 19.137 38.758 107.02 194.17
-decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 25.545 56.412 129.44 214.98
-decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 19.382
-decode_bf16_d256 1024 br16_bc64_w4_s4_fa2_ptr 45.495 141.66 269.15
-decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 21.17 47.313 142.44 269.97
-decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s3_fa2_ptr 37.334 101.91 241.73 407.3
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x3 21.792 49.263 146.46
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 21.64 47.878 81.493 81.493
-decode_bf16_d256_window_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr 38.469
-decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s3_fa2_ptr 101.91 156.38 156.38
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 21.715
-decode_bf16_d256_window_softcap_paged 1024 br16_bc128_w8_s4_fa2_ptr 47.288
-decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 82.644
-decode_bf16_d512 1 br16_bc64_w4_s3_fa2_ptr_v2 31.362 83.989
-decode_bf16_d512 4096 br16_bc32_w4_s3_fa2_ptr_v2_x2 282.13 541.74
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 36.751 100.99 345.54 669.27
+decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 12.45 21.185 47.955 80.529
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s3_fa2_ptr_x4 15.777 25.952
+decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr_x3 50.556 83.039
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 15.935 31.363 59.13 93.852
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 15.015
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr_x3 25.983 35.95 35.95
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 17.758 33.404 48.828 48.828
+decode_bf16_d128 1 br16_bc64_w8_s4_fa2_ptr_x2 16.592 31.66 80.901
+decode_bf16_d128 16384 br16_bc64_w4_s2_fa2_ptr_x2 142.07
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 16.957
+decode_bf16_d128_paged 1024 br16_bc64_w8_s4_fa2_ptr_x2 33.863
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 82.347 143.55
+decode_bf16_d128_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr 21.944 53.621 112.52 185.54
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 17.628
+decode_bf16_d128_window_paged 1024 br16_bc64_w8_s4_fa2_ptr_x2 35.713 54.799 54.799
+decode_bf16_d128_window_paged_invariant 1 br64_bc64_w4_s2_fa2_ptr 27.728
+decode_bf16_d128_window_paged_invariant 1024 br64_bc64_w4_s3_fa2_ptr 54.149 85.302 85.302
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr_x2 86.5 86.595
+decode_bf16_d192v128_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 21.452 40.887 106.16 188.33
+decode_bf16_d192v128_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.178 58.286 133.56 221.7
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 21.511
+decode_bf16_d256 1024 br16_bc64_w4_s4_fa2_ptr 47.307 141.63 268.96
+decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 24.272 52.192 145.84 269.95
+decode_bf16_d256_paged_invariant 1 br128_bc64_w8_s3_fa2_ptr 40.906 105.57 249.89 420.43
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x3 23.765 51.039 146.57
+decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 24.33 50.67 84.553 84.553
+decode_bf16_d256_window_paged_invariant 1 br128_bc64_w8_s4_fa2_ptr 43.474
+decode_bf16_d256_window_paged_invariant 1024 br128_bc64_w8_s3_fa2_ptr 108.46 175.4 175.4
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 24.793
+decode_bf16_d256_window_softcap_paged 1024 br16_bc128_w8_s4_fa2_ptr 53.95
+decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 85.275
+decode_bf16_d512 1 br16_bc64_w4_s3_fa2_ptr_v2 34.539 86.242
+decode_bf16_d512 4096 br16_bc32_w4_s3_fa2_ptr_v2_x2 273.38 522.88
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 39.543 101.07 332.34 637.3
 """,
 }
 
@@ -260,145 +260,145 @@ decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 36.751 100.99 345.54 669.
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
     "3.6 3.7": """
-fwd_bf16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
-fwd_bf16_d64_causal_sink 16384 br192_bc128_w12_s2_hopper_tma_lpt 2525.8
+fwd_bf16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 300.3
+fwd_bf16_d64_causal_sink 16384 br192_bc128_w12_s2_hopper_tma_lpt 2397.4
 fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 357.82 1033.0 3839.4
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 429.34 582.54 1191.6
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 485.76 565.75 1133.8
 fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
 fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 406.31
 fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1068.6 2610.0
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 462.01 438.23 471.08
-fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 119.83 281.9 919.98 1764.0
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 516.81 438.23 471.08
+fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 152.18 299.74 892.54 1680.0
 fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
 fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
-fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 142.1 287.41 449.42 893.74
-fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 823.27 823.27
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 759.67 1708.8
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br192_bc64_w12_s2_hopper_tma_lpt 436.44 438.87
+fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 173.36 301.89 427.81 842.74
+fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 803.9 803.9
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 769.34 1717.8
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br192_bc64_w12_s2_hopper_tma_lpt 416.19 421.09
 fwd_bf16_d128_causal_window 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 115.09 258.28
 fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s2_hopper_tma_lpt 658.63 751.1
-fwd_bf16_d128_causal_window_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 131.13 306.18 758.6 879.49
+fwd_bf16_d128_causal_window_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 157.19 315.82 734.84 848.25
 fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 125.72 244.92 642.87 1590.2
-fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 142.77 286.59 332.11 358.86
-fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 584.95 2126.6 4213.7
-fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 363.84 1136.7 2165.4
-fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 261.29
+fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 177.28 303.95 321.37 346.33
+fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1 4009.7
+fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 387.76 1105.1 2067.4
+fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 300.3
 fwd_fp16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 236.26
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 822.41 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
 fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 """,
     "3.6 3.7 3.8": """
-bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
-bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_hopper_tma 305.52 1106.7 4316.4 8599.1
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 206.76 618.3 2247.6 4438.5
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.35 844.71 3290.5 6554.6
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 159.69 476.62 1727.5 3298.2
-bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_hopper_tma 345.94 1270.7 4970.9 9904.7
-bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 214.97 684.76 2473.4 4887.2
-bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
-bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
-bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 286.02 984.43 3781.5 7511.8
-bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 212.73 572.1 2003.5 3844.7
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_hopper_tma 305.52 1106.7 4316.4 8599.1
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 206.76 618.3 2247.6 4438.5
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.35 844.71 3290.5 6554.6
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 159.69 476.62 1727.5 3298.2
-bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_hopper_tma 345.94 1270.7 4970.9 9904.7
-bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 214.97 684.76 2473.4 4887.2
-bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 277.35 1017.2 3977.4 7924.4
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 174.25 553.41 1980.0 3912.0
-bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
-bwd_dq_bf16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1409.3 2694.7
-bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 234.22 832.61 3230.1 6427.1
-bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 160.82 465.12 1668.9 3287.4
-bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.17 635.08 2461.7 4897.5
-bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 124.23 358.95 1281.8 2442.5
-bwd_dq_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 209.14 779.7 3063.2 6108.0
-bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 145.23 445.41 1621.1 3047.1
-bwd_dq_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 167.92 624.36 2451.2 4887.0
-bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.29 362.18 1314.8 2440.3
-bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 725.72 2756.0 5462.9
-bwd_dq_fp16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1409.3 2694.7
-bwd_dq_fp16_d96 1 br128_bc128_w8_s2_hopper_tma 234.22 832.61 3230.1 6427.1
-bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 160.82 465.12 1668.9 3287.4
-bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.17 635.08 2461.7 4897.5
-bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 124.23 358.95 1281.8 2442.5
-bwd_dq_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 209.14 779.7 3063.2 6108.0
-bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 145.23 445.41 1621.1 3047.1
-bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 167.92 624.36 2451.2 4887.0
-bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.29 362.18 1314.8 2440.3
+bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 215.37 539.47 1862.8 3567.3
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
+bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
+bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
+bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
+bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
+bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 215.37 539.47 1862.8 3567.3
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
+bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
+bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
+bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49 2593.5 5123.2
+bwd_dq_bf16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1332.0 2532.9
+bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 233.75 790.15 3030.1 6017.9
+bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
+bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52 602.9 2309.4 4585.8
+bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 131.6 345.88 1207.5 2288.8
+bwd_dq_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
+bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
+bwd_dq_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
+bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 121.18 348.08 1236.1 2285.6
+bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49 2593.5 5123.2
+bwd_dq_fp16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1332.0 2532.9
+bwd_dq_fp16_d96 1 br128_bc128_w8_s2_hopper_tma 233.75 790.15 3030.1 6017.9
+bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
+bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52 602.9 2309.4 4585.8
+bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 131.6 345.88 1207.5 2288.8
+bwd_dq_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
+bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
+bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
+bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 121.18 348.08 1236.1 2285.6
 """,
     "3.6 3.7 3.8 3.9": """
-fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
-fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
-fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.971 233.91 818.52 1523.6
-fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
-fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
-fwd_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
-fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
-fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 561.39 2152.7 4281.3
-fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1124.6 2195.3
-fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 132.79 433.69 1645.3 3261.3
-fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 96.226
-fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 146.5 524.73 2039.7 4059.8
-fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 104.04 302.7 1082.8 2027.5
-fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 117.8 420.39 1632.3 3248.5
-fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 84.67 247.23 878.17 1624.0
+fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
+fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1099.3 2098.5
+fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 102.63 241.78 791.13 1452.9
+fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
+fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
+fwd_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
+fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 96.842 248.11 841.47 1536.5
+fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
+fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1099.3 2098.5
+fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 161.49 441.39 1580.2 3101.1
+fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 130.66
+fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
+fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
+fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
+fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 96.842 248.11 841.47 1536.5
 """,
     "3.7": """
-fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 96.712 223.45 757.45 2856.0
-fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 127.96 288.39 479.66 995.41
-fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
-fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 110.52 261.31 435.49 918.19
-fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 109.31 316.13 1113.4
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.46 295.33 1015.1
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 138.06 335.06 567.44
-fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_hopper_tma_lpt 85.314 249.1 661.83 756.94
-fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 94.242 232.34 659.42 1648.9
-fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 111.95 265.39 325.16 359.06
-fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 110.4 317.69 834.23
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 126.83 304.73 846.16
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 142.83 345.03 424.94
-fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 93.813 231.95 806.64 3025.2
-bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 247.59
-bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 249.42 333.96 1952.9
-bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma 607.48 1585.4
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma 546.13 1571.3
-bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 447.22 1692.7 5982.2
-bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma 1839.7 1839.7
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma 1652.8 3446.1
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 519.43 1373.0
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s4_hopper_tma 446.37 1353.9
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 507.84 1880.8
-bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 493.85 1868.7
-bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 583.6 2030.9
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 506.94 1909.5
-bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 566.12 1543.8
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma 493.29 1539.9
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 518.21 1607.8
-bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 249.42 333.96 1952.9
-bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 447.22 1692.7 5982.2
-bwd_dq_bf16_d64_varlen 1 br192_bc64_w12_s2_hopper_tma 191.96
-bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 196.73 257.14 1313.2
-bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 411.59 1084.2
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 410.66 1121.5
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.24 1174.4 4238.1
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 1206.4 1206.4
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1105.5 2490.3
-bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 359.75 971.99
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 341.57 979.79
-bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 344.59 1233.6
-bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 332.84 1193.5
-bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 418.87 1507.5
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 389.65 1377.2
-bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_lpt 364.45 984.28
-bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 336.21 977.08
-bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 428.84 1143.6
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.28 1193.7
-bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 196.73 257.14 1313.2
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.24 1174.4 4238.1
+fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 127.37 239.8 732.7 2721.4
+fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 144.68 284.84 452.51 934.52
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
+fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.08 265.32 415.19 865.14
+fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 123.39 315.04 1059.9
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 146.09 305.63 974.07
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 162.09 346.79 541.28
+fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_hopper_tma_lpt 100.01 251.23 637.5 724.37
+fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 136.15 259.07 653.84 1614.8
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.66 268.37 310.75 342.43
+fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 127.25 319.66 803.81
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143.54 305.91 810.47
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
+fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
+bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 309.73
+bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
+bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma 566.12 1480.7
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma 518.3 1475.8
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma 1724.9 1724.9
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma 1553.1 3232.9
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 489.71 1288.7
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s4_hopper_tma 425.94 1274.0
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 486.87 1766.7
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 562.53 1907.7
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 501.08 1807.4
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 544.68 1457.9
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma 485.95 1465.7
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 511.18 1530.9
+bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
+bwd_dq_bf16_d64_varlen 1 br192_bc64_w12_s2_hopper_tma 232.77
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
+bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 406.27 1033.9
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 1137.3 1137.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1050.7 2364.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 347.37 919.56
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.34 933.92
+bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 340.34 1167.8
+bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 327.72 1129.3
+bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 405.03 1419.4
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 388.11 1308.0
+bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_lpt 350.15 928.05
+bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 330.84 926.69
+bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 413.16 1079.5
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.91 1140.1
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 174.33 455.48 1591.9 3108.5
 bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 294.39 982.98 3748.3 7436.3
