@@ -235,7 +235,7 @@ def choose(
     table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = (), specs: str = "*"
 ) -> Table:
     """The table with its executed entries chosen anew, of specs whose names match; others are the
-    tables of other GPUs.
+    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton.
     """
     on_chip = measured_on_chip(table.gpu, [table, *others])
     run = run_now(evaluator)
@@ -248,8 +248,8 @@ def choose(
         measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
         for entry in as_measured(estimated, measured, evaluator, run):
-            held = table.executed_for(*entry.key)
-            if held is None or (held.result.median_us or 0.0) > (entry.result.median_us or 0.0):
+            now = table.executed_for(*entry.key)
+            if now is None or (now.result.median_us or 0.0) > (entry.result.median_us or 0.0):
                 mine.append(entry)
         entries = [entry for entry in entries if entry.bucket not in measured]
         found = candidates(spec, table, chosen)
@@ -258,11 +258,15 @@ def choose(
             if of_source:
                 mine += better(of_source, found, evaluator, run)
         if spec.direction == "forward" and estimated:
-            serving = {entry.key: entry for entry in (*estimated, *mine)}
+            held = [table.executed_for(*entry.key) or entry for entry in estimated]
+            serving = {entry.key: entry for entry in (*held, *mine)}
             mine += handed_out(list(serving.values()), evaluator, run)
         chosen += mine
+    known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
     for entry in chosen:
-        table = table.with_entry(entry, run)
+        before = known.get((entry.spec, entry.config, entry.evidence.digest), ())
+        tritons = tuple(dict.fromkeys((*before, *entry.tritons)))
+        table = table.with_entry(replace(entry, tritons=tritons), run)
     return table
 
 

@@ -84,7 +84,12 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (WIDE, CONFIG, B200, "br 128 and 4 warps"),
         (make_spec("bfloat16", 192), CONFIG, B200, "br 128 and 4 warps"),
         (make_spec("bfloat16", 128, head_dim_v=192), ONE, B200, "padded alike"),
-        (make_spec("bfloat16", 512), replace(ONE, bc=64), B200, "take 640 columns of tensor memory"),
+        (
+            make_spec("bfloat16", 512),
+            replace(ONE, bc=64),
+            B200,
+            "take 640 columns of tensor memory",
+        ),
         (make_spec("bfloat16", 128, head_dim_v=64), CONFIG, B200, "padded alike"),
         (SPEC, replace(CONFIG, bc=32), B200, "64 or 128 keys"),
         (SPEC, replace(CONFIG, num_stages=1), B200, "num_stages 2"),

@@ -112,6 +112,45 @@ def test_a_persistent_kernel_serves_what_it_beats_by_more_than_near(entry_us: fl
     assert [each.config for each in found] == [evaluator.right] * (entry_us == 800.0)
 
 
+def test_a_persistent_kernel_of_the_executed_entry_is_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes the 702.4 us of the kernel that the same chip was measured with: 4 % less than the
+    older time of the table's executed entry, which stays where it is as fast.
+    """
+    monkeypatch.setattr(program, "run_now", lambda _: made_run("b-estimated"))
+    monkeypatch.setattr(program, "measured_on_chip", lambda *_: {(SPEC, BUCKETS[1]): FAST})
+    found = {}
+    for us in (702.4, 800.0):
+        (held,) = chosen()
+        held = replace(held, result=replace(held.result, median_us=us))
+        evaluator = Evaluator()
+        evaluator.right = replace(FAST, persistent=True)
+        table = made_table(made_entry()).of([made_entry(bucket=BUCKETS[1]), held])
+        found[us] = [e.config for e in program.choose(table, evaluator).executed]  # type: ignore[arg-type]
+    assert found == {702.4: [FAST], 800.0: [evaluator.right]}
+
+
+def test_a_kernel_that_serves_another_bucket_keeps_its_versions_of_triton(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(program, "run_now", lambda _: made_run("b-estimated"))
+    monkeypatch.setattr(settings, "compiling_triton", lambda: "3.7")
+    monkeypatch.setattr(program, "candidates", lambda *_: (FAST,))
+    (held,) = chosen()
+    older = replace(held, bucket=BUCKETS[3], tritons=("3.6",))
+    entries = [made_entry(bucket=bucket) for bucket in BUCKETS[1:4]]
+    for digest, tritons in (
+        (older.evidence.digest, ("3.6", "3.7")),
+        ("sha256:" + 12 * "0", ("3.7",)),
+    ):
+        had = replace(older, evidence=replace(older.evidence, digest=digest))
+        table = program.choose(made_table(made_entry()).of([*entries, had]), Evaluator())  # type: ignore[arg-type]
+        found = table.executed_for(SPEC, BUCKETS[1])
+        assert found is not None
+        assert found.tritons == tritons
+
+
 @pytest.mark.parametrize(("spills", "tritons"), [(False, ("3.7", "3.10")), (True, ("3.7",))])
 def test_a_triton_is_admitted_where_a_kernel_holds(
     spills: bool, tritons: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
