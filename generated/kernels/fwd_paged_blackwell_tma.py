@@ -397,9 +397,7 @@ def load(
         for i in range(begin, end):
             # K, then V, of the tiles from the last to the first.
             tile_start = (first_tile + end - 1 - i) * BC
-            load_pages(
-                k_desc, of_k, kv_head, tile_start, 2 * i, kv_empty, kv_full, kv_smem, CHUNKS, PIECES
-            )
+            load_pages(k_desc, of_k, kv_head, tile_start, 2 * i, kv_empty, kv_full, kv_smem, CHUNKS, PIECES)
             if i == begin:
                 for w in gl.static_range(BR // 128):
                     if PERSISTENT:
@@ -408,18 +406,7 @@ def load(
                     for piece in gl.static_range(PIECES):
                         q_at = at(of_q, head, row_start + 128 * w, 64 * piece)
                         tma_load(q_desc, q_at, q_full.index(w), q_smem.index(PIECES * w + piece))
-            load_pages(
-                v_desc,
-                of_v,
-                kv_head,
-                tile_start,
-                2 * i + 1,
-                kv_empty,
-                kv_full,
-                kv_smem,
-                V_CHUNKS,
-                PIECES,
-            )
+            load_pages(v_desc, of_v, kv_head, tile_start, 2 * i + 1, kv_empty, kv_full, kv_smem, V_CHUNKS, PIECES)
         begin = end
         turn ^= 1
 

@@ -272,7 +272,7 @@ fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 106
 fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 516.81 438.23 471.08
 fwd_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma_pers 416.29
 fwd_bf16_d128 4096 br128_bc128_w8_s2_hopper_tma 1580.2 3101.1
-fwd_bf16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 244.03
+fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
 fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 152.18 299.74 892.54 1680.0
 fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
@@ -340,7 +340,6 @@ bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 125.83 348.08 1236.1 2
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1099.3 2098.5
 fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 161.49
-fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 134.83
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 102.63 241.78 791.13 1452.9
 fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
