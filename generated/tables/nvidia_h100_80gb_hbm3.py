@@ -270,7 +270,7 @@ fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 10
 fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 406.31
 fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1068.6 2610.0
 fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 516.81 438.23 471.08
-fwd_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma_pers 416.29
+fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
 fwd_bf16_d128 4096 br128_bc128_w8_s2_hopper_tma 1580.2 3101.1
 fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
@@ -289,7 +289,7 @@ fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 177.
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1 4009.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69 1104.7 2084.7
 fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 300.3
-fwd_fp16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 244.03
+fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
 fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
@@ -339,7 +339,6 @@ bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 125.83 348.08 1236.1 2
     "3.6 3.7 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1099.3 2098.5
-fwd_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 161.49
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 102.63 241.78 791.13 1452.9
 fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
@@ -347,8 +346,7 @@ fwd_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 98.46 248.11 841.47 1536.5
 fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1099.3 2098.5
-fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 161.49 441.39 1580.2 3101.1
-fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 134.83
+fwd_fp16_d128 4096 br128_bc128_w8_s2_hopper_tma 1580.2 3101.1
 fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
@@ -368,6 +366,7 @@ fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 127.25 319.66 803.81
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143.54 305.91 810.47
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
+fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
 bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 309.73
 bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
