@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flashgen import settings
+from flashgen.inputs.features import Features
+from flashgen.kernels.ds_runs import DsRun, DsSizes
 from flashgen.kernels.render import render
 from flashgen.kernels.text import text_name
 from flashgen.reference import gradients
@@ -17,6 +21,7 @@ from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher, autograd
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.schedules.defaults import default_config
+from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import BUCKETS, Problem
 from flashgen.spec.vocabulary import OF_DS, Direction
 from tests.makers import make_spec
@@ -25,6 +30,15 @@ from tests.serving import leaves, record_directions
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 SPEC = make_spec("bfloat16", 64, "causal")
+FEATURES: dict[str, tuple[dict[str, bool], dict[str, Any]]] = {
+    "window": ({"window": True}, {"window": (5, -1)}),
+    "chunk, softcap": ({"chunk": True, "softcap": True}, {"chunk": 40, "softcap": 2.0}),
+    "ALiBi, sinks": (
+        {"alibi": True, "sink": True},
+        {"slopes": torch.tensor([0.5, 0.1]), "sinks": torch.tensor([1.0, -1.0])},
+    ),
+}
+"""What a spec has, and Features."""
 US: dict[Direction, float] = {
     "forward": 1.0, "backward_delta": 1.0, "backward_dkv": 20.0, "backward_dq": 20.0,
     "backward_ds": 1.0, "backward_dq_of_ds": 1.0,
@@ -35,12 +49,19 @@ PAIR = ["backward_dkv", "backward_dq"]
 @pytest.fixture
 def dispatcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
     """Of a package whose table has ds faster than the pair."""
-    (tmp_path / "kernels").mkdir()
+    return dispatcher_of(SPEC, monkeypatch, tmp_path)
+
+
+def dispatcher_of(
+    served: AttentionSpec, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> Dispatcher:
+    """The same of another spec."""
+    (folder / "kernels").mkdir()
     choices = []
     for direction, us in US.items():
-        spec = SPEC.for_direction(direction)
+        spec = served.for_direction(direction)
         config = default_config(spec)
-        file = tmp_path / "kernels" / f"{text_name(spec, config)}.py"
+        file = folder / "kernels" / f"{text_name(spec, config)}.py"
         file.write_text(render(spec, config).source)
         choices.append(
             Choice(
@@ -48,14 +69,46 @@ def dispatcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dispatcher:
             )
         )  # fmt: skip
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_h200")
-    monkeypatch.syspath_prepend(str(tmp_path.parent))
+    monkeypatch.syspath_prepend(str(folder.parent))
     found = Dispatcher(
-        package=tmp_path.name,
+        package=folder.name,
         archs={"nvidia_h200": "sm_90"},
         choices={"nvidia_h200": by_spec(choices)},
     )
-    autograd.served[tmp_path.name] = found.passes
+    autograd.served[folder.name] = found.passes
     return found
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_gradients_with_features_have_the_same_bits_in_any_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fields, of_call = FEATURES[name]
+    spec = replace(SPEC, **fields)  # type: ignore[arg-type]  # flags of features
+    dispatcher = dispatcher_of(spec, monkeypatch, tmp_path)
+    given = CheckCase(problem=Problem(batch=1, heads=2, kv_heads=1, seq_q=597, seq_k=600))
+    inputs = gradients.make_inputs(SPEC, given, 3, "cpu")
+    inputs = replace(inputs, features=Features(**of_call))
+    of = DsSizes.of(inputs.q, inputs.k, inputs.diagonal, inputs.features)
+    limits = [of.run_bytes(DsRun(first_head=0, heads=2, keys=keys)) for keys in (128, 256, 600)]
+    if of.reach is not None:
+        assert of.rows_of_a_key == 384  # fewer than there are
+        assert of.ds_bytes(of.whole) < 2 * 640 * 640 * 2
+    found: list[tuple[Tensor, ...]] = []
+    launched = record_directions(monkeypatch)
+    named = {"alibi_slopes" if each == "slopes" else each: x for each, x in of_call.items()}
+    for size, runs in zip(limits, (5, 3, 1), strict=True):
+        limited(monkeypatch, size)
+        x = leaves(inputs.q, inputs.k, inputs.v)
+        o, lse = dispatcher.attention(*x, causal=True, return_lse=True, **named)
+        launched.clear()
+        torch.autograd.backward((o, lse), (inputs.do, inputs.dlse))
+        assert launched == ["backward_delta", *(runs * list(OF_DS))], size
+        found.append(tuple(t.grad for t in x if t.grad is not None))
+        dispatcher.calls.clear()
+    for each in found[1:]:
+        assert all(map(torch.equal, each, found[0]))
+    assert gradients.judge("backward_fused", found[0], inputs).passed
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
