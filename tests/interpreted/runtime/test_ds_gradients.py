@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from flashgen import settings
+from flashgen.evaluate.check_attention import packed_case
 from flashgen.inputs.features import Features
 from flashgen.kernels.ds_runs import DsRun, DsSizes
 from flashgen.kernels.render import render
@@ -20,12 +21,13 @@ from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.runtime import Dispatcher, autograd
 from flashgen.runtime.choice import Choice, by_spec
+from flashgen.runtime.varlen import attention_varlen
 from flashgen.schedules.defaults import default_config
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import BUCKETS, Problem
 from flashgen.spec.vocabulary import OF_DS, Direction
 from tests.makers import make_spec
-from tests.serving import leaves, record_directions
+from tests.serving import leaves, make_current, record_directions
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -109,6 +111,34 @@ def test_gradients_with_features_have_the_same_bits_in_any_runs(
     for each in found[1:]:
         assert all(map(torch.equal, each, found[0]))
     assert gradients.judge("backward_fused", found[0], inputs).passed
+
+
+def test_packed_sequences_of_other_lengths_have_runs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Kept calls of the same tensors too; a later step has other bounds."""
+    spec = replace(SPEC, varlen=True, window=True)
+    make_current(monkeypatch, dispatcher_of(spec, monkeypatch, tmp_path))
+    limited(monkeypatch, 300_000)
+    launched = record_directions(monkeypatch)
+    for lengths, runs in (([300, 100], 4), ([200, 200], 2)):
+        given = packed_case([(each, each) for each in lengths], heads=2, kv_heads=2)
+        inputs = gradients.make_inputs(spec, given, 2, "cpu")
+        packed = inputs.features.sequences
+        assert packed is not None
+        found = []
+        for _ in range(4):
+            q, k, v, do = (x[0].transpose(0, 1) for x in (inputs.q, inputs.k, inputs.v, inputs.do))
+            x = leaves(q, k, v)
+            bounds = packed.q_begins, packed.k_begins, packed.max_q, packed.max_k
+            o, lse = attention_varlen(*x, *bounds, causal=True, window=(5, 0), return_lse=True)
+            launched.clear()
+            torch.autograd.backward((o, lse), (do, inputs.dlse[0]))
+            assert launched == ["backward_delta", *(runs * list(OF_DS))]
+            found.append(tuple(t.grad.transpose(0, 1)[None] for t in x if t.grad is not None))
+        assert gradients.judge("backward_fused", found[0], inputs).passed
+        for each in found[1:]:
+            assert all(map(torch.equal, each, found[0]))
 
 
 def limited(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
