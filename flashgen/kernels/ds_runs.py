@@ -48,8 +48,8 @@ class DsRun:
 class DsSizes:
     """Of a call: sequences, heads of Q, heads of K, and queries, keys and head dim of the longest.
     element_bytes: those of an element of dS. diagonal, reach: row i sees keys i + diagonal - reach
-    to i + diagonal; None where it sees all on that side. filled: how much of the work that as long
-    sequences would have is certain, 1 unless packed ones differ.
+    to i + diagonal; None where it sees all on that side. mean: how long sequences are in the mean,
+    as a share of the longest; 1 unless packed ones differ.
     """
 
     sequences: int
@@ -61,23 +61,22 @@ class DsSizes:
     element_bytes: int
     diagonal: int | None = None
     reach: int | None = None
-    filled: float = 1.0
+    mean: float = 1.0
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, diagonal: int | None, features: Features) -> DsSizes:
         """Those of these tensors."""
         batch, heads, seq_q, head_dim = q.shape
-        seq_k, packed, filled = k.shape[2], features.sequences, 1.0
+        seq_k, packed, mean = k.shape[2], features.sequences, 1.0
         shift, causal = seq_k - seq_q if diagonal is None else diagonal, diagonal is not None
         if packed is not None:
-            places = seq_q * seq_k
             batch, seq_q, seq_k = packed.count, max(1, packed.max_q), max(1, packed.max_k)
-            shift, filled = seq_k - seq_q, _filled(places, batch, seq_q * seq_k)
+            shift, mean = seq_k - seq_q, min(1.0, k.shape[2] / max(1, batch * seq_k))
         last, reach = _seen(shift, causal, features.window, features.chunk)
         return cls(
             sequences=batch, heads=heads, kv_heads=k.shape[1], seq_q=seq_q, seq_k=seq_k,
             head_dim=head_dim, element_bytes=q.element_size(), diagonal=last, reach=reach,
-            filled=filled,
+            mean=mean,
         )  # fmt: skip
 
     @classmethod
@@ -86,15 +85,12 @@ class DsSizes:
         limits = tuned_limits(spec)
         shift = problem.seq_k - problem.seq_q
         last, reach = _seen(shift, spec.causal, limits["window"], limits["chunk"])
-        each = sequences_of(spec, problem)
-        places = sum(one.batch * one.seq_q for one in each) * sum(
-            one.batch * one.seq_k for one in each
-        )
+        keys = [each.seq_k for each in sequences_of(spec, problem)]
         return cls(
             sequences=problem.batch, heads=problem.heads, kv_heads=problem.kv_heads,
             seq_q=problem.seq_q, seq_k=problem.seq_k, head_dim=spec.head_dim,
             element_bytes=spec.element_bytes, diagonal=last, reach=reach,
-            filled=_filled(places, problem.batch, problem.seq_q * problem.seq_k),
+            mean=sum(keys) / max(1, len(keys) * problem.seq_k),
         )  # fmt: skip
 
     @property
@@ -156,13 +152,6 @@ def _seen(
     return shift + right, None if left == UNBOUNDED else left + right
 
 
-def _filled(places: int, sequences: int, longest: int) -> float:
-    """The least share of its work, where there are so many pairs of a place of a query and one of a
-    key: as all sequences of the same length have.
-    """
-    return min(1.0, places / max(1, sequences * sequences * longest))
-
-
 def _in_tiles(length: int) -> int:
     """A number of rows or keys in whole tiles of dS."""
     return -(-length // DS_TILE) * DS_TILE
@@ -180,8 +169,8 @@ def runs_of(of: DsSizes, most: int, bc: int = DS_TILE, slots: int = 1) -> tuple[
     if together == blocks:
         return (of.whole,)
     if together:
-        fewest = 1 if of.filled < 1.0 else TRIED  # of runs, where lengths are not known
-        tried = range(together, max(0, together - fewest), -1)
+        count = TRIED if of.mean == 1.0 else 1  # of other lengths the fewest runs are best
+        tried = range(together, max(0, together - count), -1)
         heads = min(tried, key=lambda n: _of_equal_runs(of, n, blocks, bc, slots)) * of.group
         return tuple(_of_heads(of, heads))
     tile, two = (DsRun(first_head=0, heads=of.group, keys=n * DS_TILE) for n in (1, 2))
@@ -226,15 +215,18 @@ def _of_equal_runs(of: DsSizes, heads: int, all_heads: int, bc: int, slots: int)
 def _of_run(of: DsSizes, heads: int, first_key: int, keys: int, bc: int, slots: int) -> float:
     """The least time of the blocks of so many heads of K, which begin in the order of their
     lengths: that of all of them over all slots; and n + 1 times the length of a block before which
-    n in each slot begin. Of packed sequences that differ, the most time that they may take.
+    n in each slot begin. Of packed sequences that differ, the most time that any lengths of this
+    mean may take, but that they add up to as much work as those of the mean length.
     """
     walked = sorted(
         (of.group * _walked(of, key, bc) for key in range(first_key, first_key + keys, bc)),
         reverse=True,
     )
     of_all = heads * sum(walked) / slots
-    if of.filled < 1.0:
-        return FIXED_ROWS + of_all * of.filled + max(walked, default=0)
+    if of.mean < 1.0:
+        # A block of a window walks as many rows in a short sequence.
+        share = of.mean if of.reach is not None else of.mean**2
+        return FIXED_ROWS + of_all * share + max(walked, default=0)
     waves = range(-(-heads * len(walked) // slots))
     least = max(((n + 1) * walked[n * slots // heads] for n in waves), default=0)
     return FIXED_ROWS + max(of_all, least)

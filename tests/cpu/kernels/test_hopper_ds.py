@@ -123,7 +123,9 @@ RAGGED = [
 ]
 FEW = [case(200, 330, heads=2), case(70, 20, "top_left", heads=2, kv=2)]
 LONG = case(597, 600)
-WINDOWS = [case(200, 330)] * 2 + [LONG] + [case(129, 129, "top_left")] * 2 + [case(300, 70), case(1, 400)]
+WINDOWS = (
+    [case(200, 330)] * 2 + [LONG] + [case(129, 129, "top_left")] * 2 + [case(300, 70), case(1, 400)]
+)
 """Each place draws another window, or another chunk. The third is short: of LONG a key has memory for fewer rows than there are."""
 FEW_WINDOWS = [case(200, 330), case(129, 129, "top_left"), LONG]
 PACKED_WINDOWS = [*PACKED, packed_case([(130, 70), (597, 600)])]

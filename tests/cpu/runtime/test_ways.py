@@ -131,11 +131,13 @@ def test_invariant_calls_and_block_masks_have_no_ds() -> None:
         (windowed(65536, group=8), 256, "pair", 0),  # the sum of a range alone is 268 MB
         (windowed(65536, group=8), 512, "ds", 24),  # ranges of 102 blocks
         (windowed(8192, reach=None), 256, "pair", 0),  # to the right alone: as causal
-        # Packed: of as long sequences, and of one long among short ones.
+        # Packed: of one length; one that is long among short ones; of a window.
         (sizes(1024, sequences=32), 256, "ds", 9),  # of 115 heads
-        (sizes(1024, sequences=32, filled=0.9), 256, "ds", 8),
-        (sizes(1024, sequences=32, filled=0.01), 256, "pair", 0),
-        (sizes(1024, sequences=4, filled=0.01), 256, "ds", 1),
+        (sizes(1024, sequences=32, mean=0.9), 256, "ds", 8),
+        (sizes(1024, sequences=32, mean=0.2), 256, "pair", 0),
+        (sizes(1024, sequences=4, mean=0.2), 256, "ds", 1),
+        (windowed(8192, sequences=4, mean=0.6), 256, "ds", 11),
+        (windowed(8192, sequences=4, mean=0.1), 256, "pair", 0),
     ],
 )
 def test_ds_serves_where_its_runs_fill_the_gpu(
