@@ -262,3 +262,20 @@ def test_a_broken_text_is_found(kernel: str, mutant: str) -> None:
     spec = spec_of(dim, "causal")
     broken = {"broken_dq" if kernel == "dQ" else "broken": mutants[mutant]}
     assert_found(kernels(spec, config, of_rows(bc=128), **broken), spec)
+
+
+@pytest.mark.parametrize(
+    ("config", "loads", "line"),
+    [
+        (NARROW, "descriptor", "gl.cdiv(row_end, ROWS) * ROWS"),
+        (PLAIN_64, "pointer", "tl.cdiv(row_end, ROWS) * ROWS"),
+    ],
+    ids=["hopper", "plain"],
+)
+def test_a_tile_that_no_row_sees_would_take_the_memory_of_others(
+    config: KernelConfig, loads: Any, line: str
+) -> None:
+    spec = spec_of(64, "causal", window=True)
+    both = kernels(spec, config, of_rows(loads), (line, line.replace("row_end", "row_end + ROWS")))
+    with pytest.raises((AssertionError, FaultsFound)):
+        assert_gradients(both, spec, [case(1, 1), case(1, 1), LONG])
