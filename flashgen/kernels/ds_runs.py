@@ -121,7 +121,8 @@ class DsSizes:
     def ds_strides(self, run: DsRun) -> tuple[int, int, int, int]:
         """Its strides. From a key to the next there are rows_of_a_key: where those are not all
         rows, two keys share memory, but not where both are seen. A later tile of keys is not seen
-        by an earlier row, so the rows of a key end before those of the next begin.
+        by an earlier row, so the rows of a key end before those of the next begin. Descriptors of
+        packed sequences overlap likewise.
         """
         rows, keys = self.rows_of_a_key, _in_tiles(run.keys)
         of_a_head = (keys - 1) * rows + _in_tiles(self.seq_q)
