@@ -7,17 +7,16 @@ in rows that a block of dK and dV walks.
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from flashgen.inputs.features import Features
+from flashgen.inputs.features import UNBOUNDED, Features
 from flashgen.schedules.legality import DS_TILE
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.problem import Problem
+from flashgen.spec.problem import Problem, sequences_of, tuned_limits
 from flashgen.spec.vocabulary import padded
 
 FIXED_ROWS = 320
@@ -48,8 +47,9 @@ class DsRun:
 @dataclass(frozen=True, kw_only=True)
 class DsSizes:
     """Of a call: sequences, heads of Q, heads of K, and queries, keys and head dim of the longest.
-    element_bytes: those of an element of dS. diagonal: row i sees keys up to i + diagonal; None
-    where keys are seen by about as many rows each.
+    element_bytes: those of an element of dS. diagonal, reach: row i sees keys i + diagonal - reach
+    to i + diagonal; None where it sees all on that side. mean: how long sequences are in the mean,
+    as a share of the longest; 1 unless packed ones differ.
     """
 
     sequences: int
@@ -60,31 +60,37 @@ class DsSizes:
     head_dim: int
     element_bytes: int
     diagonal: int | None = None
+    reach: int | None = None
+    mean: float = 1.0
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, diagonal: int | None, features: Features) -> DsSizes:
         """Those of these tensors."""
         batch, heads, seq_q, head_dim = q.shape
-        seq_k, packed = k.shape[2], features.sequences
+        seq_k, packed, mean = k.shape[2], features.sequences, 1.0
+        shift, causal = seq_k - seq_q if diagonal is None else diagonal, diagonal is not None
         if packed is not None:
             batch, seq_q, seq_k = packed.count, max(1, packed.max_q), max(1, packed.max_k)
-            diagonal = None if diagonal is None else seq_k - seq_q
-        if features.window is not None or features.chunk:
-            diagonal = None
+            shift, mean = seq_k - seq_q, min(1.0, k.shape[2] / max(1, batch * seq_k))
+        last, reach = _seen(shift, causal, features.window, features.chunk)
         return cls(
             sequences=batch, heads=heads, kv_heads=k.shape[1], seq_q=seq_q, seq_k=seq_k,
-            head_dim=head_dim, element_bytes=q.element_size(), diagonal=diagonal,
+            head_dim=head_dim, element_bytes=q.element_size(), diagonal=last, reach=reach,
+            mean=mean,
         )  # fmt: skip
 
     @classmethod
     def of_problem(cls, spec: AttentionSpec, problem: Problem) -> DsSizes:
         """Those of a problem as it is timed."""
-        of_all = not spec.causal or spec.hides_first_keys
+        limits = tuned_limits(spec)
+        shift = problem.seq_k - problem.seq_q
+        last, reach = _seen(shift, spec.causal, limits["window"], limits["chunk"])
+        keys = [each.seq_k for each in sequences_of(spec, problem)]
         return cls(
             sequences=problem.batch, heads=problem.heads, kv_heads=problem.kv_heads,
             seq_q=problem.seq_q, seq_k=problem.seq_k, head_dim=spec.head_dim,
-            element_bytes=spec.element_bytes,
-            diagonal=None if of_all else problem.seq_k - problem.seq_q,
+            element_bytes=spec.element_bytes, diagonal=last, reach=reach,
+            mean=sum(keys) / max(1, len(keys) * problem.seq_k),
         )  # fmt: skip
 
     @property
@@ -97,13 +103,34 @@ class DsSizes:
         """All blocks."""
         return DsRun(first_head=0, heads=self.sequences * self.heads, keys=self.seq_k)
 
+    @property
+    def rows_of_a_key(self) -> int:
+        """Rows that a key has in memory: those of the tiles of dS in which rows see any of DS_TILE
+        keys.
+        """
+        rows = _in_tiles(self.seq_q)
+        if self.reach is None:
+            return rows
+        seen = DS_TILE + self.reach  # of which the first lies anywhere in its tile
+        return min(rows, ((seen + DS_TILE - 2) // DS_TILE + 1) * DS_TILE)
+
     def ds_shape(self, run: DsRun) -> tuple[int, int, int, int]:
         """The shape of dS of a run, of whole tiles; keys are rows."""
         return 1, run.heads, _in_tiles(run.keys), _in_tiles(self.seq_q)
 
+    def ds_strides(self, run: DsRun) -> tuple[int, int, int, int]:
+        """Its strides. From a key to the next there are rows_of_a_key: where those are not all
+        rows, two keys share memory, but not where both are seen. A later tile of keys is not seen
+        by an earlier row, so the rows of a key end before those of the next begin. Descriptors of
+        packed sequences overlap likewise.
+        """
+        rows, keys = self.rows_of_a_key, _in_tiles(run.keys)
+        of_a_head = (keys - 1) * rows + _in_tiles(self.seq_q)
+        return run.heads * of_a_head, of_a_head, rows, 1
+
     def ds_bytes(self, run: DsRun) -> int:
         """Bytes of dS of a run."""
-        return math.prod(self.ds_shape(run)) * self.element_bytes
+        return self.ds_strides(run)[0] * self.element_bytes
 
     def sum_bytes(self, run: DsRun) -> int:
         """Bytes of the sum of a run, where it has not all keys of its heads."""
@@ -113,6 +140,17 @@ class DsSizes:
     def run_bytes(self, run: DsRun) -> int:
         """Bytes of both."""
         return self.ds_bytes(run) + self.sum_bytes(run)
+
+
+def _seen(
+    shift: int, causal: bool, window: tuple[int, int] | None, chunk: int
+) -> tuple[int | None, int | None]:
+    """Diagonal and reach of DsSizes, where row i lies at key i + shift."""
+    left, right = window or (chunk - 1 if chunk else UNBOUNDED, UNBOUNDED)
+    right = 0 if causal else right
+    if right == UNBOUNDED:
+        return None, None
+    return shift + right, None if left == UNBOUNDED else left + right
 
 
 def _in_tiles(length: int) -> int:
@@ -132,12 +170,15 @@ def runs_of(of: DsSizes, most: int, bc: int = DS_TILE, slots: int = 1) -> tuple[
     if together == blocks:
         return (of.whole,)
     if together:
-        tried = range(together, max(0, together - TRIED), -1)
+        count = TRIED if of.mean == 1.0 else 1  # of other lengths the fewest runs are best
+        tried = range(together, max(0, together - count), -1)
         heads = min(tried, key=lambda n: _of_equal_runs(of, n, blocks, bc, slots)) * of.group
         return tuple(_of_heads(of, heads))
-    tile = DsRun(first_head=0, heads=of.group, keys=DS_TILE)
-    keys = max(0, most - of.sum_bytes(tile)) // of.ds_bytes(tile) * DS_TILE
-    return tuple(_of_keys(of, keys)) if keys else ()
+    tile, two = (DsRun(first_head=0, heads=of.group, keys=n * DS_TILE) for n in (1, 2))
+    if most < of.run_bytes(tile):
+        return ()
+    more = (most - of.run_bytes(tile)) // (of.ds_bytes(two) - of.ds_bytes(tile))
+    return tuple(_of_keys(of, (1 + more) * DS_TILE))
 
 
 def _of_heads(of: DsSizes, heads: int) -> Iterator[DsRun]:
@@ -175,16 +216,29 @@ def _of_equal_runs(of: DsSizes, heads: int, all_heads: int, bc: int, slots: int)
 def _of_run(of: DsSizes, heads: int, first_key: int, keys: int, bc: int, slots: int) -> float:
     """The least time of the blocks of so many heads of K, which begin in the order of their
     lengths: that of all of them over all slots; and n + 1 times the length of a block before which
-    n in each slot begin.
+    n in each slot begin. Of packed sequences that differ, the most time that any lengths of this
+    mean may take, but that they add up to as much work as those of the mean length.
     """
-    hidden = of.seq_k if of.diagonal is None else of.diagonal  # from this key on, rows from 0 on
-    walked = [
-        of.group * max(of.seq_q - max(key - hidden, 0), 0)
-        for key in range(first_key, first_key + keys, bc)
-    ]
+    walked = sorted(
+        (of.group * _walked(of, key, bc) for key in range(first_key, first_key + keys, bc)),
+        reverse=True,
+    )
+    of_all = heads * sum(walked) / slots
+    if of.mean < 1.0:
+        # A block of a window walks as many rows in a short sequence.
+        share = of.mean if of.reach is not None else of.mean**2
+        return FIXED_ROWS + of_all * share + max(walked, default=0)
     waves = range(-(-heads * len(walked) // slots))
     least = max(((n + 1) * walked[n * slots // heads] for n in waves), default=0)
-    return FIXED_ROWS + max(heads * sum(walked) / slots, least)
+    return FIXED_ROWS + max(of_all, least)
+
+
+def _walked(of: DsSizes, key: int, bc: int) -> int:
+    """How many rows see one of bc keys."""
+    if of.diagonal is None:
+        return of.seq_q
+    behind = of.seq_q if of.reach is None else key + bc - of.diagonal + of.reach
+    return max(0, min(of.seq_q, behind) - max(0, key - of.diagonal))
 
 
 @dataclass(frozen=True, kw_only=True)

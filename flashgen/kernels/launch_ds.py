@@ -85,7 +85,8 @@ def gradients_in_runs(
     for run in runs:
         begin = of.sum_bytes(run)  # which is first, where it is for the next range, too
         stored = memory[begin : begin + of.ds_bytes(run)].view(call.q.dtype)
-        total, ds = memory[:begin].view(torch.float32), stored.view(of.ds_shape(run))
+        ds = stored.as_strided(of.ds_shape(run), of.ds_strides(run))
+        total = memory[:begin].view(torch.float32)
         dkv(BackwardDs(**vars(call), run=run, dk=found[1], dv=found[2], ds=ds))
         dq(DqOfRun(**of_dq, run=run, ds=ds, dq=found[0], sum=total))
     return found

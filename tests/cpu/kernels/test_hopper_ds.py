@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import pytest
@@ -94,6 +95,8 @@ def assert_gradients(
         verdict = gradients.judge("backward_fused", found, inputs)
         assert verdict.passed, (each_case, verdict)
         of = DsSizes.of(inputs.q, inputs.k, inputs.diagonal, inputs.features)
+        if of.seq_q == LONG.problem.seq_q:
+            assert of.ds_bytes(of.whole) < 2 * prod(of.ds_shape(of.whole))
         if ranges and of.seq_k > DS_TILE:
             part = of.run_bytes(DsRun(first_head=0, heads=of.group, keys=DS_TILE))
             again = both.gradients(trial.call, part)
@@ -119,8 +122,13 @@ RAGGED = [
     case(330, 200, "top_left"),
 ]
 FEW = [case(200, 330, heads=2), case(70, 20, "top_left", heads=2, kv=2)]
-WINDOWS = [case(200, 330)] * 3 + [case(129, 129, "top_left")] * 2 + [case(300, 70), case(1, 400)]
-"""Each place draws another window, or another chunk."""
+LONG = case(597, 600)
+WINDOWS = (
+    [case(200, 330)] * 2 + [LONG] + [case(129, 129, "top_left")] * 2 + [case(300, 70), case(1, 400)]
+)
+"""Each place draws another window, or another chunk. The third is short: of LONG a key has memory for fewer rows than there are."""
+FEW_WINDOWS = [case(200, 330), case(129, 129, "top_left"), LONG]
+PACKED_WINDOWS = [*PACKED, packed_case([(130, 70), (597, 600)])]
 VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any]]] = {
     "head dim 128": (128, "causal", NARROW, RAGGED, {}),
     "no mask": (128, "none", NARROW, RAGGED, {}),
@@ -136,13 +144,13 @@ VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any
     "packed": (128, "causal", NARROW, PACKED, {"varlen": True}),
     "packed, no mask": (64, "none", NARROW_128, PACKED, {"varlen": True}),
     "packed, shared keys, window": (
-        256, "causal", SHARED_KEYS, PACKED, {"varlen": True, "window": True}),
+        256, "causal", SHARED_KEYS, PACKED_WINDOWS, {"varlen": True, "window": True}),
     "plain": (128, "causal", PLAIN, FEW, {}),
     "plain, no mask": (40, "none", PLAIN_64, FEW, {"head_dim_v": 24}),
     "plain, warps without rows": (64, "causal", make_config(16, 32, num_warps=8), FEW, {}),
     "plain, packed": (64, "causal", PLAIN, PACKED[1:], {"varlen": True}),
-    "plain, chunk": (64, "causal", PLAIN_64, WINDOWS[:2], {"chunk": True}),
-    "plain, window on both sides": (64, "none", PLAIN_64, WINDOWS[2:4], {"window": True}),
+    "plain, chunk": (64, "causal", PLAIN_64, FEW_WINDOWS, {"chunk": True}),
+    "plain, window on both sides": (64, "none", PLAIN_64, FEW_WINDOWS, {"window": True}),
 }  # fmt: skip
 
 
@@ -254,3 +262,20 @@ def test_a_broken_text_is_found(kernel: str, mutant: str) -> None:
     spec = spec_of(dim, "causal")
     broken = {"broken_dq" if kernel == "dQ" else "broken": mutants[mutant]}
     assert_found(kernels(spec, config, of_rows(bc=128), **broken), spec)
+
+
+@pytest.mark.parametrize(
+    ("config", "loads", "line"),
+    [
+        (NARROW, "descriptor", "gl.cdiv(row_end, ROWS) * ROWS"),
+        (PLAIN_64, "pointer", "tl.cdiv(row_end, ROWS) * ROWS"),
+    ],
+    ids=["hopper", "plain"],
+)
+def test_a_tile_that_no_row_sees_would_take_the_memory_of_others(
+    config: KernelConfig, loads: Any, line: str
+) -> None:
+    spec = spec_of(64, "causal", window=True)
+    both = kernels(spec, config, of_rows(loads), (line, line.replace("row_end", "row_end + ROWS")))
+    with pytest.raises((AssertionError, FaultsFound)):
+        assert_gradients(both, spec, [case(1, 1), case(1, 1), LONG])

@@ -11,6 +11,7 @@ import torch
 
 from flashgen import settings
 from flashgen.errors import InvalidArgument
+from flashgen.inputs.features import Features
 from flashgen.kernels import ds_runs
 from flashgen.kernels.ds_runs import DsSizes
 from flashgen.kernels.stream_memory import workspace
@@ -36,11 +37,18 @@ US: dict[str, tuple[float | None, ...]] = {
 }
 
 
-def sizes(seq: int, heads: int = 32, group: int = 1, *, causal: bool = False) -> DsSizes:
+def sizes(
+    seq: int, heads: int = 32, group: int = 1, *, causal: bool = False, **other: Any
+) -> DsSizes:
+    given = {"sequences": 1, "diagonal": 0 if causal else None} | other
     return DsSizes(
-        sequences=1, heads=heads, kv_heads=heads // group, seq_q=seq, seq_k=seq, head_dim=128,
-        element_bytes=2, diagonal=0 if causal else None,
+        heads=heads, kv_heads=heads // group, seq_q=seq, seq_k=seq, head_dim=128, element_bytes=2,
+        **given,
     )  # fmt: skip
+
+
+def windowed(seq: int, **other: Any) -> DsSizes:
+    return sizes(seq, causal=True, **({"reach": 1024} | other))
 
 
 def ways(us: dict[str, tuple[float | None, ...]] = US, spec: Any = SPEC, **other: Any) -> Ways:
@@ -118,6 +126,18 @@ def test_invariant_calls_and_block_masks_have_no_ds() -> None:
         (sizes(2048, 128, causal=True), 256, "ds", 4),
         (sizes(16384, 8), 256, "pair", 0),  # a range of 64 blocks of a head
         (sizes(0), 256, "pair", 0),
+        (windowed(8192), 256, "ds", 3),  # 12 heads of 21 MB
+        (windowed(65536, heads=8), 256, "ds", 8),
+        (windowed(65536, group=8), 256, "pair", 0),  # the sum of a range alone is 268 MB
+        (windowed(65536, group=8), 512, "ds", 24),  # ranges of 102 blocks
+        (windowed(8192, reach=None), 256, "pair", 0),  # to the right alone: as causal
+        # Packed: of one length; one that is long among short ones; of a window.
+        (sizes(1024, sequences=32), 256, "ds", 9),  # of 115 heads
+        (sizes(1024, sequences=32, mean=0.9), 256, "ds", 8),
+        (sizes(1024, sequences=32, mean=0.2), 256, "pair", 0),
+        (sizes(1024, sequences=4, mean=0.2), 256, "ds", 1),
+        (windowed(8192, sequences=4, mean=0.6), 256, "ds", 11),
+        (windowed(8192, sequences=4, mean=0.1), 256, "pair", 0),
     ],
 )
 def test_ds_serves_where_its_runs_fill_the_gpu(
@@ -127,7 +147,43 @@ def test_ds_serves_where_its_runs_fill_the_gpu(
     assert (found.way, len(found.plan.runs) if found.plan else 0) == (way, runs)
     if found.plan is not None:
         assert max(map(of.run_bytes, found.plan.runs)) <= megabytes * MB
-        assert sum(run.heads for run in found.plan.runs) == of.heads
+        whole = [run.heads for run in found.plan.runs if not run.keys_follow]
+        assert sum(whole) == of.whole.heads
+
+
+@pytest.mark.parametrize("keys", [900, 256])
+@pytest.mark.parametrize(
+    ("rows", "features"),
+    [
+        (900, {"window": (5, -1)}),
+        (899, {"window": (2, -1)}),  # 130 rows from the last of a tile on
+        (700, {"window": (130, 7)}),
+        (700, {"window": (0, 0)}),
+        (900, {"window": (-1, 40)}),
+        (900, {"chunk": 100, "chunk_start": torch.tensor([-37])}),
+        (650, {"chunk": 1}),
+    ],
+    ids=str,
+)
+def test_no_two_scores_share_memory(rows: int, features: dict[str, Any], keys: int) -> None:
+    """Of the tiles in which a row sees a key, of keys to the end of the last tile."""
+    of_call, causal = Features(**features), features != {"window": (-1, 40)}
+    q, k = torch.empty(1, 4, rows, 16), torch.empty(1, 2, 900, 16)
+    of = DsSizes.of(q, k, 900 - rows if causal else None, of_call)
+    row, key = torch.arange(1024)[:, None] + 900 - rows, torch.arange(1024)
+    left, right = of_call.bounds(rows, 900)
+    seen = (key <= row + (0 if causal else right)) & (key >= row - left) & (row < 900)
+    if of_call.chunk:
+        start = 0 if of_call.chunk_start is None else int(of_call.chunk_start)
+        seen &= (row - start) // of_call.chunk == (key - start) // of_call.chunk
+    tiles = seen.view(8, 128, 8, 128).any(3).any(1)
+    whole = tiles.repeat_interleave(128, 0).repeat_interleave(128, 1)[:, :keys]
+    run = ds_runs.DsRun(first_head=0, heads=2, keys=keys)
+    _, of_head, of_key, of_row = of.ds_strides(run)
+    heads = torch.arange(2)[:, None, None] * of_head
+    places = (heads + torch.arange(1024)[:, None] * of_row + torch.arange(keys) * of_key)[:, whole]
+    assert places.unique().numel() == places.numel()
+    assert int(places.max()) < of.ds_bytes(run) // of.element_bytes
 
 
 def test_runs_leave_few_sms_idle() -> None:
