@@ -183,3 +183,19 @@ def test_the_bytes_of_a_phase_are_shared_among_its_loads() -> None:
     assert [each.amount for each in loads] == [0x2000, 0x2000, 0x100]
     assert [each.commits for each in loads] == [0, 1, 1]
     assert [each.count for each in loads] == [0, 0, 1]
+
+
+def test_the_last_ring_is_no_larger_than_the_others() -> None:
+    made = frozenset(0x10 + 8 * n for n in range(5))
+    assert loop_program.ring_sizes([0x10, 0x20], made) == {0x10: 2, 0x20: 2}
+
+
+def test_who_awaits_a_tile_names_the_ring_of_who_loads_it() -> None:
+    code = listing(
+        "SYNCS.EXCH.64 URZ, [UR4+0x10], UR6", "SYNCS.EXCH.64 URZ, [UR4+0x18], UR6",
+        "SYNCS.ARRIVE.TRANS64 RZ, [UR4+0x10], R2", "UTMALDG.2D [UR8], [UR6]",
+        "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4+0x18], R3",
+    )  # fmt: skip
+    places = loop_program.places_of_mbarriers(code, [])
+    bodies = code.instructions[2:4], code.instructions[4:]
+    assert [*loop_program.rings(code, bodies, places).values()] == [0x10, 0x10]

@@ -14,6 +14,7 @@ from flashgen.search.decide import (
     by_estimate,
     by_facts,
     can_win,
+    ranks,
     to_measure,
 )
 from flashgen.spec.gpu import TARGETS
@@ -147,6 +148,19 @@ class TestByEstimate:
         ]
         assert self.order(*none, outcome(A, 100.0)) == [A, E, D]
         assert self.order(*none, neighbours=(D,)) == [E, D]
+
+    def test_where_none_is_near_the_best_at_all_sizes_a_tie_is_with_the_least_loss(self) -> None:
+        one, other = timing(100.0), timing(110.0)
+        given = (
+            outcome(A, 100.0, timing=replace(one, batches_us=(100.0, 120.0)), registers=200),
+            outcome(B, 110.0, timing=replace(other, batches_us=(120.0, 100.0)), registers=96),
+            outcome(C, 100.0, timing=replace(one, batches_us=(100.0, 150.0)), registers=32),
+        )
+        assert self.order(*given) == [B, A, C]
+
+
+def test_equal_values_share_their_mean_rank() -> None:
+    assert ranks([3.0, 1.0, 3.0, 2.0]) == [3.5, 1.0, 3.5, 2.0]
 
 
 class TestByFacts:

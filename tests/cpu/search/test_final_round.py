@@ -137,6 +137,14 @@ class TestTheRule:
         steady = raced(B, *shaken(95.0))
         assert choose([lucky, steady, held], [held]) == steady
 
+    def test_a_challenger_is_chosen_before_a_default_of_a_luckier_median(self) -> None:
+        """It wins every pass against the default but one, which it loses by far."""
+        incumbent, default = raced(B, *[200.0] * 20), raced(C, *[100.0] * 11, *[110.0] * 9)
+        challenger = raced(A, *[99.0] * 10, 120.0, *[109.0] * 9)
+        finals = by_median(incumbent, default, challenger)
+        assert finals[0] == default
+        assert choose(finals, [incumbent, default]) == challenger
+
     def test_p_grows_with_the_number_of_challengers(self) -> None:
         """Nine of ten passes won: enough for one challenger, not for one of four."""
         held = raced(C, *[100.0] * 10)

@@ -207,6 +207,16 @@ def test_no_estimate_is_recalled_by_the_offline_evaluator(tmp_path: Path) -> Non
         assert recall(log, none, source="estimated") == none
 
 
+def test_the_clock_is_that_of_the_first_time(tmp_path: Path) -> None:
+    time = outcome().timing
+    assert time is not None
+    for _ in range(2):
+        with open_log(tmp_path) as log:
+            for mhz in (1500.0, 1700.0):
+                log.append(outcome(timing=replace(time, clock_mhz=mhz)))
+                assert log.clock_mhz == 1500.0
+
+
 def test_a_final_round_counts_only_whole(tmp_path: Path) -> None:
     first, second, third = (
         outcome("final", config=make_config(br), digest="sha256:" + digit * 64)
@@ -223,6 +233,7 @@ def test_a_final_round_counts_only_whole(tmp_path: Path) -> None:
         assert round_of(log, second, first) == [second, first]
         assert round_of(log, first, second, third) is None
         log.append(third)
+        assert round_of(log, first, third) is None  # another's time stands between
         log.append(second)
         assert round_of(log, first, second) is None  # of two rounds now
         assert round_of(log, third, second) == [third, second]

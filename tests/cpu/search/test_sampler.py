@@ -27,6 +27,7 @@ from flashgen.errors import InvalidArgument, ToolchainError
 from flashgen.search import KernelSampler, acquisition, surrogate
 from flashgen.search.acquisition import MIDDLE, START, Acquisition
 from flashgen.search.points import ListedSpace, ProductSpace, Space
+from flashgen.search.sampler import FIT
 from flashgen.search.space import Method, Point
 from flashgen.search.study import Trials, sampler_for
 from flashgen.search.surrogate import Expectation, Process
@@ -155,6 +156,17 @@ class TestOfOptuna:
         pruned = {t.user_attrs["status"]: t.state for t in trials if "status" in t.user_attrs}
         assert pruned == {"illegal": TrialState.PRUNED, "repeated": TrialState.PRUNED}
 
+    def test_a_report_stands_and_a_sampler_is_made_anew_for_each_trial(self) -> None:
+        space = ListedSpace([point_of(tile) for tile in TILES])
+        made = Made(space, Method(sampler="random"), TILES, fresh=True)
+        (tile,) = made.propose(1)
+        before = made.trials.study.sampler
+        for us in (5.0, 9.0):
+            made.trials.report(TILES.index(tile), us, 0)
+        assert made.trials.study.trials[-1].intermediate_values == {0: 5.0}
+        made.propose(1)
+        assert made.trials.study.sampler is not before
+
     @pytest.mark.parametrize(
         ("name", "sentence"),
         [
@@ -215,6 +227,37 @@ class TestAnybodysStudy:
         points = [(t.suggest_int("rows", 16, 128), t.suggest_categorical("warps", [2, 4, 8]),
                    t.suggest_categorical("way", ["a", "b"])) for t in trials]  # fmt: skip
         assert len(set(points)) == 10
+        assert set(points) <= set(TILES)
+
+    def test_what_the_trials_of_a_point_say(self) -> None:
+        """Its last value, which a failure takes not away; one that runs again has not failed."""
+        sampler = KernelSampler([{"x": x} for x in range(6)])
+        study = optuna.create_study(sampler=sampler)
+        for x, state, value in (
+            (0, TrialState.COMPLETE, 3.0), (0, TrialState.COMPLETE, 2.0), (0, TrialState.FAIL, None),
+            (1, TrialState.FAIL, None), (2, TrialState.PRUNED, None), (2, TrialState.RUNNING, None),
+            (3, TrialState.RUNNING, None), (4, TrialState.COMPLETE, float("inf")),
+        ):  # fmt: skip
+            trial = optuna.create_trial(
+                params={"x": x},
+                distributions={"x": IntDistribution(0, 5)},
+                state=state,
+                value=value,
+            )
+            study.add_trial(trial)
+        study.enqueue_trial({"x": 1})
+        own = study.ask().number
+        for fields, under_way in (({}, [2, 3]), ({"ignored": {3}}, [2]), ({"closed": {3}}, [2])):
+            sampler.assume(**fields)  # type: ignore[arg-type]
+            seen = sampler._seen(study, study.get_trials()[own])
+            assert seen.values == {0: 2.0, 1: None, 4: None}
+            assert (seen.under_way, seen.closed) == (under_way, fields.get("closed", set()))
+
+    def test_what_the_space_has_not_is_drawn_for_each_trial_and_name(self) -> None:
+        study = optuna.create_study(sampler=KernelSampler([{"rows": 48}, {"rows": 64}]))
+        many = IntDistribution(1, 10**6)
+        drawn = [v for _ in range(3) for v in study.ask({"x": many, "y": many}).params.values()]
+        assert len({*drawn}) == 6
 
     def test_a_fixed_parameter_is_kept_and_the_others_fit_it(self) -> None:
         study = optuna.create_study(sampler=KernelSampler([point_of(tile) for tile in TILES]))
@@ -229,11 +272,11 @@ class TestAnybodysStudy:
             study.ask({"rows": IntDistribution(1, 32)})
 
     def test_without_a_space_it_learns_of_the_product(self) -> None:
-        choices = {name: CategoricalDistribution(tuple(range(6))) for name in "xy"}
+        choices = {"x": CategoricalDistribution(tuple(range(6))), "y": IntDistribution(0, 5)}
         study = optuna.create_study(sampler=KernelSampler())
         for _ in range(24):
             trial = study.ask(choices)
-            study.tell(trial, (trial.params["x"] - 4) ** 2 + (trial.params["y"] - 1) ** 2)
+            study.tell(trial, (trial.params["x"] - 4) ** 2 + (trial.params["y"] - 5) ** 2)
         assert study.best_value == 0
         assert len({str(trial.params) for trial in study.trials[1:]}) == 23
 
@@ -247,6 +290,7 @@ class TestAnybodysStudy:
                     study.sampler = KernelSampler([point_of(tile) for tile in TILES])
                 study.optimize(self.objective, n_trials=1)
             paths.append([trial.params for trial in study.trials])
+            assert {f"{FIT}0", f"{FIT}1"} <= study.user_attrs.keys()
         assert paths[0] == paths[1]
 
 

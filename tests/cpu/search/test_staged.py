@@ -12,7 +12,8 @@ import pytest
 
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import PASSING, Source, Stage, Status
-from flashgen.search.goal import Found, NothingRight
+from flashgen.search.evidence import Evidence
+from flashgen.search.goal import Found, NothingRight, Progress
 from flashgen.search.study import Trials
 from flashgen.spec.problem import workload
 from tests.fakes import Failing, FakeEvaluator, Killed
@@ -27,6 +28,7 @@ from tests.searches import (
     landscape,
     make_goal,
     noisy,
+    open_log,
     run,
 )
 
@@ -167,6 +169,30 @@ class TestWhatIsEvaluated:
         assert 2 < found.candidates < 40
         assert found.winner.timing is not None
 
+    def test_an_outcome_is_asked_for_and_told_once_and_the_latest_time_counts(
+        self, tmp_path: Path
+    ) -> None:
+        turn, told = itertools.count(100), list[Progress]()
+        evaluator = fake(us=lambda _: float(next(turn)))
+        with open_log(tmp_path) as log:
+            evidence = Evidence(make_goal(), evaluator, log, told.append)
+            for stage in ("compile", "check", "rough", "timed", "rough"):
+                evidence.ask(stage, [DEFAULT])  # type: ignore[arg-type]
+            assert [each.stage for each in told] == ["compile", "check", "rough", "timed"]
+            (timed,) = evidence.of("timed")
+            assert timed.timing is not None
+            assert evidence.us(DEFAULT) == told[-1].default_us == timed.timing.median_us
+
+    def test_what_fails_in_its_rough_time_is_not_said_to_be_slow(self, tmp_path: Path) -> None:
+        evaluator = fake(
+            failing=lambda *asked: Status.RUN_ERROR if asked == ("rough", SPACE[0]) else None
+        )
+        with open_log(tmp_path) as log:
+            evidence = Evidence(make_goal(), evaluator, log, lambda _: None)
+            evidence.judge = lambda outcome: replace(outcome, status=Status.DROPPED)
+            statuses = [each.status for each in evidence.ask("rough", SPACE[:2])]
+        assert statuses == [Status.RUN_ERROR, Status.DROPPED]
+
 
 class TestKilled:
     @pytest.mark.parametrize(
@@ -298,6 +324,13 @@ class TestOffline:
         assert found.winner.config == seeds[-1]
         assert len(seeds) < found.candidates < 20  # in batches of four
 
+    def test_what_the_same_chip_was_measured_with_comes_before_estimates(
+        self, tmp_path: Path
+    ) -> None:
+        goal = make_goal(derived=True, trusted=SPACE[5])
+        found = run(tmp_path, fake(source="estimated"), goal=goal, trials=len(SPACE))
+        assert found.winner.config == SPACE[5]
+
     FASTEST, LEAN, NEAR, NEXT = SPACE[20:24]
     TIED: ClassVar = {FASTEST: 100.0, LEAN: 104.0, NEAR: 103.0, NEXT: 104.5}
 
@@ -344,6 +377,11 @@ class TestFinalRound:
         for outcome in (found.winner, found.default, found.incumbent):
             assert outcome is not None
             assert outcome.stage == "final"
+
+    def test_of_what_tables_hold_fewer_race(self, tmp_path: Path) -> None:
+        evaluator = fake()
+        run(tmp_path, evaluator, goal=make_goal(derived=True), trials=len(SPACE))
+        assert {*evaluator.configs("final")} == {*sorted(SPACE, key=landscape)[:2], DEFAULT}
 
     def test_an_unbeaten_incumbent_stays(self, tmp_path: Path) -> None:
         incumbent = sorted(SPACE, key=landscape)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import inspect
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -112,6 +113,13 @@ class TestTrials:
         trial = study.ask()
         trial.report(6.5, 0)
         assert trial.should_prune()
+        for reported, told, pruned_at in ((2.8, 1.2, 3.0), (0.5, None, 1.1)):
+            trial = study.ask()
+            trial.report(reported, 0)
+            study.tell(trial, told, TrialState.COMPLETE if told else TrialState.FAIL)
+            trial = study.ask()
+            trial.report(pruned_at, 0)
+            assert trial.should_prune()
 
     @pytest.mark.parametrize("sampler", ["auto", "tpe"])
     def test_the_study_decides_what_is_dropped(
@@ -246,6 +254,16 @@ class TestResumed:
         study = loaded(tmp_path / "run.journal")
         assert study.trials[left.number].state == TrialState.FAIL
         assert all(trial.state.is_finished() for trial in study.trials)
+
+    def test_an_interrupted_search_leaves_its_study_open(self, tmp_path: Path) -> None:
+        turn = itertools.count(1)
+
+        def interrupt(stage: str, _: KernelConfig) -> None:
+            if stage == "timed" and next(turn) == 6:
+                raise KeyboardInterrupt
+
+        assert run(tmp_path, fake(failing=interrupt)).interrupted
+        assert "winner" not in loaded(tmp_path / "run.journal").user_attrs
 
     def test_a_new_run_begins_a_new_journal(self, tmp_path: Path) -> None:
         path = tmp_path / "a.journal"
