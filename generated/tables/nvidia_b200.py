@@ -260,8 +260,10 @@ fwd_bf16_d64_varlen 1 br256_bc128_w8_s4_blackwell_tma_fma4_lazy8 -
 fwd_bf16_d64_causal_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - -
 fwd_bf16_d64_causal_sink 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d64_causal_sink_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d64_causal_sink_varlen_paged 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d64_causal_window_sink 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d64_causal_window_sink_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d128_causal_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d128_causal_varlen_paged 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d128_causal_chunk 4096 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - -
@@ -272,6 +274,7 @@ fwd_bf16_d128_causal_window_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_la
 fwd_bf16_d128_causal_window_varlen_paged 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d192v128_causal 1 br256_bc128_w8_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d192v128_causal_varlen 1 br256_bc128_w8_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d192v128_causal_varlen_paged 1 br256_bc128_w8_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d192 1 br128_bc128_w4_s2_blackwell_tma_fma4_lazy8 - - - -
 fwd_bf16_d192_causal 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -

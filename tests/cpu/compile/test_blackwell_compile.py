@@ -89,6 +89,8 @@ COSTS: dict[str, tuple[int, KernelConfig, list[int], int, int, int]] = {
     # Features: head dim, config, and the most instructions of softmax in tiles that hide no key, in
     # those that hide first or last ones, and both; of correction, products and loads.
     "window sink varlen": (64, blackwell(**LONGEST), [488, 680, 680, 940], 121, 141, 42),
+    # The loop of loads is over boxes there, each of a page of 16 keys.
+    "window sink varlen paged": (64, blackwell(**LONGEST), [488, 680, 680, 940], 121, 141, 33),
     "varlen": (128, blackwell(**LONGEST), [488, 745], 209, 171, 57),
     "window": (128, blackwell(**LONGEST), [488, 680, 680, 940], 209, 170, 53),
     "window varlen": (128, blackwell(**LONGEST), [488, 680, 680, 940], 209, 171, 57),

@@ -26,7 +26,7 @@ CONFIG = make_config(
 ONE = replace(CONFIG, br=128, num_warps=4, num_stages=2)
 HALVES = replace(CONFIG, br=128, num_stages=2, exp2_by_fma=0, rescale_log2=0)
 DKV, FUSED = (SPEC.for_direction(x) for x in ("backward_dkv", "backward_fused"))
-WIDE = make_spec("bfloat16", 256, "causal")
+WIDE, D512 = (make_spec("bfloat16", dim, "causal") for dim in (256, 512))
 PIECES = make_spec("bfloat16", 192, head_dim_v=128)
 GEMMA = make_spec("bfloat16", 256, "causal", window=True, softcap=True, varlen=True)
 
@@ -84,12 +84,9 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         (WIDE, CONFIG, B200, "br 128 and 4 warps"),
         (make_spec("bfloat16", 192), CONFIG, B200, "br 128 and 4 warps"),
         (make_spec("bfloat16", 128, head_dim_v=192), ONE, B200, "padded alike"),
-        (
-            make_spec("bfloat16", 512),
-            replace(ONE, bc=64),
-            B200,
-            "take 640 columns of tensor memory",
-        ),
+        (D512, replace(ONE, bc=64), B200, "640 columns"),
+        (D512.for_direction("backward_dq"), replace(HALVES, bc=64), B200, "704 columns"),
+        (D512.for_direction("backward_dkv"), replace(HALVES, br=64), B200, "640 columns"),
         (make_spec("bfloat16", 128, head_dim_v=64), CONFIG, B200, "padded alike"),
         (SPEC, replace(CONFIG, bc=32), B200, "64 or 128 keys"),
         (SPEC, replace(CONFIG, num_stages=1), B200, "num_stages 2"),
