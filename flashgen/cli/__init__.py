@@ -31,22 +31,25 @@ __all__ = ["app", "main"]
 INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
 
-def _without_bool(params: list[Any]) -> list[Any]:
-    """Parameters whose help shows no <bool> where they take no value."""
+def _named(params: list[Any], ctx: Any) -> list[Any]:
+    """Parameters whose help names no Python type: nothing for a flag, <str>... for list[str]."""
     for each in params:
         if getattr(each, "is_flag", False):
             each.metavar = ""
+        elif "list[" in (label := each.display_type(ctx)):
+            plain = label.replace("list[", "").replace("]>", ">...").lower()
+            each.display_type = lambda _, plain=plain: plain
     return params
 
 
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_bool(super().get_params(ctx))
+        return _named(super().get_params(ctx), ctx)
 
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_bool(super().get_params(ctx))
+        return _named(super().get_params(ctx), ctx)
 
 
 app = typer.Typer(

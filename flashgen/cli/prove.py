@@ -162,7 +162,7 @@ def sanitize(
     kernel: Annotated[
         list[str],
         typer.Argument(
-            metavar="KERNEL|SPEC...",
+            metavar="KERNEL|SPEC",
             help="Kernels by name: those of the table, all of a spec, or any other as SPEC_CONFIG.",
         ),
     ],
@@ -278,7 +278,7 @@ def _unshipped(name: str, gpu: Gpu, shipped: Iterable[str]) -> tuple[AttentionSp
 
 def calibrate(
     logs: Annotated[
-        list[Path], typer.Argument(metavar="LOG...", help=".flashgen/SLUG.jsonl of a tune --gpu.")
+        list[Path], typer.Argument(metavar="LOG", help=".flashgen/SLUG.jsonl of a tune --gpu.")
     ],
     plot: Annotated[
         Path | None, typer.Option(help="PNG file to draw; calibration.png by default.")

@@ -29,7 +29,7 @@ from flashgen.runtime.selection import (
     Ladder,
     Selection,
     Served,
-    by_width,
+    by_rows,
     ladder,
     rows_together,
     tune_command,
@@ -171,7 +171,7 @@ class Resolver:
         spec, width = forward.for_direction("decode"), rows_together(rows)
 
         def make() -> Launcher:
-            found = sorted(self.ladder(spec, seq_k, device).rungs, key=lambda x: by_width(x, rows))
+            found = sorted(self.ladder(spec, seq_k, device).rungs, key=lambda x: by_rows(x, rows))
             return Launcher(self.package, tuple(found))
 
         decode = self.kept(spec, device, ("split", bucket_of(seq_k), width), make)

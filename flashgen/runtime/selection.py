@@ -15,12 +15,12 @@ from typing import Literal
 from flashgen import settings
 from flashgen.errors import GeneratedError, InvalidArgument
 from flashgen.runtime.choice import Choice, Choices
-from flashgen.schedules.base import MMA_SYNC
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import (
     WIDEST_DECODE,
     default_configs,
     default_spec,
+    is_default_of,
     other_half,
     plainer_specs,
 )
@@ -118,21 +118,16 @@ def rows_together(rows: int) -> int:
 
 
 def by_rows(selection: Selection, rows: int) -> tuple[int, ...]:
-    """Sort key for the defaults of one precision: the smallest br that holds all rows of a head;
-    if none does, the largest; native widening first.
+    """Sort key for the kernels of a decode with so many rows of a head of K. Those that hold all of
+    them come first, for each program of a narrower one reads the keys again. Of these, entries
+    before defaults, and of defaults the narrowest; of none that holds them, the widest. The default
+    of tf32 comes before that of ieee, and native widening first.
     """
-    if selection.rung != "default":
-        return (0,)
     config, wanted = selection.choice.config, rows_together(rows)
-    place = (config.br < wanted, abs(config.br - wanted), config.widening != "native")
-    return 1, selection.choice.spec.precision == "ieee", *place
-
-
-def by_width(selection: Selection, rows: int) -> tuple[object, ...]:
-    """by_rows() of a forward whose keys are split. An entry was tuned with few rows: where they are
-    many, a wider default comes first.
-    """
-    return 2 * selection.choice.config.br < rows_together(rows), by_rows(selection, rows)
+    place = selection.choice.spec.precision == "ieee", config.br < wanted
+    if selection.rung != "default":
+        return *place, 0
+    return *place, 1, abs(config.br - wanted), config.widening != "native"
 
 
 def _left_out(choice: Choice, served: Served) -> str | None:
@@ -192,8 +187,8 @@ def _defaults(slug: str, gpu: Gpu, spec: AttentionSpec) -> Iterator[Selection]:
     others = () if spec.invariant else (replace(fallback, precision="ieee"),)
     for wanted in dict.fromkeys((fallback, *others)):
         for config in default_configs(wanted):
-            if config.whole_rows and gpu.arch not in MMA_SYNC:
-                continue  # a default of other GPUs
+            if not is_default_of(gpu.arch, wanted, config):
+                continue
             choice = Choice(spec=wanted, config=config)
             yield Selection(choice=choice, rung="default", slug=None, reason=reason)
 

@@ -106,9 +106,11 @@ def halves(config: CommonFields) -> bool:
 
 def k_pieces(spec: AttentionSpec) -> int:
     """In how many tiles of 64 columns the forward has Q and K: 3 where they would be padded from
-    192 to 256, else 1 of all columns.
+    192 to 256 beside a V of 128, else 1 of all columns. A wider V is padded to 256 in the same
+    ring.
     """
-    return 3 if spec.direction == "forward" and 128 < spec.head_dim <= 192 else 1
+    narrow_v = padded(spec.head_dim_v) <= TENSOR_ROWS
+    return 3 if spec.direction == "forward" and narrow_v and 128 < spec.head_dim <= 192 else 1
 
 
 def walked_side(spec: AttentionSpec) -> int:
@@ -164,8 +166,6 @@ class Blackwell(Schedule[BlackwellFields]):
             return _why_no_gradient(spec, config)
         dims = f"{spec.head_dim} and {spec.head_dim_v}"
         wide_v, pieces = padded(spec.head_dim_v) > TENSOR_ROWS, k_pieces(spec) > 1
-        if pieces and wide_v:
-            return f"schedule blackwell has head dim 129 to 192 with V up to 128: got {dims}"
         if not pieces and padded(spec.head_dim) != padded(spec.head_dim_v):
             return f"schedule blackwell has K and V in one ring, padded alike: got head dims {dims}"
         tiles = 1 if wide_v else 2
@@ -177,6 +177,9 @@ class Blackwell(Schedule[BlackwellFields]):
             )
         if config.bc not in (64, 128):
             return f"schedule blackwell has tiles of 64 or 128 keys: got bc={config.bc}"
+        columns = tiles * padded(spec.head_dim_v) + 2 * config.bc  # of O, and two places of S
+        if (reason := _too_many_columns(spec, columns)) is not None:
+            return reason
         if spec.alibi and config.exp2_by_fma:  # a steep slope leaves a row two or three keys
             return (
                 "exp2_by_fma is 0 with ALiBi, where LSE may show the error of a single key: "
@@ -271,12 +274,17 @@ def _why_no_gradient(spec: AttentionSpec, config: BlackwellFields) -> str | None
         )
     # Beside the sums, dP and S; of dQ two of S. That of a fused kernel takes the place of dP.
     columns = sum_columns(spec) + (2 if spec.direction in BY_KEYS else 3) * side
-    if columns > TENSOR_COLUMNS:
-        return (
-            f"head dims {spec.head_dim} and {spec.head_dim_v} take {columns} columns of tensor "
-            f"memory in {spec.direction}, which has {TENSOR_COLUMNS}"
-        )
-    return None
+    return _too_many_columns(spec, columns)
+
+
+def _too_many_columns(spec: AttentionSpec, columns: int) -> str | None:
+    """Why what a block has in tensor memory does not fit there; None where it does."""
+    if columns <= TENSOR_COLUMNS:
+        return None
+    return (
+        f"head dims {spec.head_dim} and {spec.head_dim_v} take {columns} columns of tensor "
+        f"memory in {spec.direction}, which has {TENSOR_COLUMNS}"
+    )
 
 
 BLACKWELL = Blackwell()

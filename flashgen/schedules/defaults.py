@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import get_args
 
-from flashgen.schedules.base import FP8_DEPTH
+from flashgen.schedules.base import FP8_DEPTH, MMA_SYNC
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.numeric_class import class_tile
@@ -240,9 +240,9 @@ def default_config(spec: AttentionSpec) -> KernelConfig:
 
 def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
     """The configs of all default kernels of a spec: default_config, and for decode a wider one
-    where it is legal on all known targets that the first is; of a float8 cache both once more, by
-    the instruction that widens its elements where there is one. Before it of a wide O one with
-    whole_rows, for GPUs with mma.sync.
+    where it is legal on all known targets that the first is, of three stages also with two; of a
+    float8 cache both once more, by the instruction that widens its elements where there is one.
+    Before it of a wide O one with whole_rows. is_default_of() says which of them are of a GPU.
     """
     first = default_config(spec)
     if spec.invariant:
@@ -259,9 +259,27 @@ def default_configs(spec: AttentionSpec) -> tuple[KernelConfig, ...]:
         for gpu in TARGETS.values()
     )
     found: tuple[KernelConfig, ...] = (first, wide) if fits else (first,)
+    if fits and _is_serialized(spec, wide):
+        found = (*found, replace(wide, num_stages=2))
     if spec.kv_dtype == "float8_e4m3":
         found += tuple(replace(config, widening="native") for config in found)
     return found
+
+
+def is_default_of(arch: str, spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether a default of a spec is one of GPUs of this architecture."""
+    if config.whole_rows:
+        return arch in MMA_SYNC
+    return arch != "sm_90" or not _is_serialized(spec, config)
+
+
+def _is_serialized(spec: AttentionSpec, config: KernelConfig) -> bool:
+    """Whether ptxas serializes the wgmma of a default of decode (its remark C7510): it does with
+    three stages of 64 rows of 16 bits, whose keys are not in pages. Compiled with Triton 3.7.1.
+    """
+    has = (config.br, config.num_stages) == (WIDEST_DECODE, 3)
+    whole = not spec.paged and spec.kv_dtype == "same"
+    return has and whole and spec.direction == "decode" and not spec.invariant
 
 
 def _of_class(spec: AttentionSpec, first: KernelConfig) -> tuple[KernelConfig, ...]:
@@ -294,9 +312,10 @@ def other_half(spec: AttentionSpec) -> AttentionSpec | None:
 
 
 def plainer_specs(spec: AttentionSpec) -> Iterator[AttentionSpec]:
-    """Specs whose tiles may serve this one, nearest first: without its features, and of tuned head
-    dims from its own on up that are padded alike, each in both 16-bit types. Of an invariant spec
-    those of its class come first: another tile may be of another class.
+    """Specs whose tiles may serve this one, nearest first: of a decode of several queries that of
+    one; without its features, and of tuned head dims from its own on up that are padded alike, each
+    in both 16-bit types. Of an invariant spec those of its class come first: another tile may be of
+    another class.
     """
     plain = plain_spec(spec)
     widest = max(spec.head_dim, spec.head_dim_v)
@@ -309,6 +328,8 @@ def plainer_specs(spec: AttentionSpec) -> Iterator[AttentionSpec]:
     ]
     if spec.invariant:
         like = [*(replace(one, invariant=True) for one in like), *like]
+    if spec.direction == "decode" and spec.causal and not spec.chunk:
+        like = [replace(spec, mask="none"), *like]
     for one in dict.fromkeys(like):
         for near in (one, other_half(one)):
             if near is not None and near != spec:

@@ -27,7 +27,7 @@ from flashgen.files import temporary_folder, write_whole
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.few_blocks import WIDTHS, may_split
 from flashgen.runtime.kernel_files import MANIFEST, SCHEMA
-from flashgen.runtime.selection import Served, by_rows, by_width, first_kernels, ladder
+from flashgen.runtime.selection import Served, by_rows, first_kernels, ladder
 from flashgen.schedules.config import KernelConfig, kernel_name
 from flashgen.schedules.defaults import (
     WIDEST_DECODE,
@@ -129,7 +129,7 @@ def _split(served: Served, gpu: Gpu, forward: AttentionSpec) -> Iterator[SpecCon
     for bucket in BUCKETS:
         for rows in WIDTHS:
             found = ladder(served, gpu.slug, gpu, decode, bucket.low).rungs
-            first = min(found, key=lambda rung: by_width(rung, rows)).choice
+            first = min(found, key=lambda rung: by_rows(rung, rows)).choice
             yield first.spec, first.config
     yield from _picked(served, gpu, combine)
 

@@ -263,29 +263,47 @@ fwd_bf16_d64_causal_sink_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8
 fwd_bf16_d64_causal_window_sink 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d64_causal_window_sink_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d128_causal_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d128_causal_varlen_paged 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d128_causal_chunk 4096 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - -
 fwd_bf16_d128_causal_chunk_varlen 4096 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - -
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - -
 fwd_bf16_d128_causal_window 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d128_causal_window_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d128_causal_window_varlen_paged 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d192v128_causal 1 br256_bc128_w8_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d192v128_causal_varlen 1 br256_bc128_w8_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d192 1 br128_bc128_w4_s2_blackwell_tma_fma4_lazy8 - - - -
+fwd_bf16_d192_causal 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d256_causal_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_softcap 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
 fwd_bf16_d256_causal_softcap_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
 fwd_bf16_d256_causal_window 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_window_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_window_softcap 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
+fwd_fp16_d192 1 br128_bc128_w4_s2_blackwell_tma_fma4_lazy8 - - - -
+fwd_fp16_d192_causal 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 bwd_dkv_bf16_d64_varlen 1 br128_bc128_w8_s4_blackwell_tma -
 bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s4_blackwell_tma - - -
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s4_blackwell_tma - -
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s4_blackwell_tma - -
 bwd_dkv_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_blackwell_tma - - -
 bwd_dkv_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d128_causal_window 1024 br128_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_window 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dq_bf16_d64_varlen 1 br128_bc128_w8_s4_blackwell_tma -
 bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s4_blackwell_tma_lpt - - -
@@ -296,8 +314,14 @@ bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_blackwell_tma_lpt - -
+bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s3_blackwell_tma_lpt - -
+bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s3_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
+bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
+bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
+bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 """,
 }

@@ -1,8 +1,8 @@
 """vLLM's attention backend: what vLLM asks of one, on adapters/paged.py.
 
 Imports vLLM, whose base classes these are: only vLLM loads this module. The methods, arguments and
-fields are those of vLLM 0.33; tests/cpu/runtime/test_vllm.py compares them with its source, and
-tests/interpreted/runtime/test_vllm_classes.py runs them with its classes.
+fields are those of vLLM 0.33; tests/engines/test_vllm.py runs them with its classes, and
+tests/cpu/runtime/test_vllm.py with fakes of those.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class VllmMetadata(PagedBatch, AttentionMetadata):  # type: ignore[misc]
 
 
 class FlashgenMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
-    """Makes FlashgenMetadata, once a step for all layers. vLLM puts decodes first: sequences with
+    """Makes VllmMetadata, once a step for all layers. vLLM puts decodes first: sequences with
     one new token, or with as many as are verified of a speculation.
     """
 

@@ -1021,6 +1021,14 @@ def test_help_is_quick_and_python_m_is_the_same_program() -> None:
         assert command in done.stdout
 
 
+@pytest.mark.parametrize("command", ["tune", "show", "calibrate", "sanitize"])
+def test_help_names_no_type_of_python(run, command: str) -> None:
+    status, shown, _ = run(command, "--help")
+    assert status == 0
+    assert "..." in shown
+    assert not re.search(r"list\[|<bool>|<Path>", shown)
+
+
 class TestTry:
     """flashgen try: a template is changed, and what becomes of it is told; nothing is written."""
 

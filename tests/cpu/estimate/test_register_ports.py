@@ -98,6 +98,12 @@ def test_a_cached_operand_makes_no_bubble() -> None:
     assert cycles(*plain) - cycles(*marked) == 1
 
 
+def test_cached_operands_leave_the_ports_to_what_follows() -> None:
+    marked = ("FFMA R11, R10.reuse, R12.reuse, R14.reuse",) * 8
+    none = ("FFMA R11, RZ, RZ, RZ",) * 8
+    assert cycles(*marked, "FADD R20, R22, R24") == cycles(*none, "FADD R20, R22, R24")
+
+
 def test_another_warp_loses_the_cached_operand() -> None:
     """Of five warps two share a sub-partition, and take turns while the other one stalls."""
     reading = [line("FFMA R11, R10.reuse, R12.reuse, R14.reuse", stall=4)] * 8

@@ -13,6 +13,8 @@ from flashgen import paths
 from flashgen.compile.sass import Listing, disassemble
 from flashgen.errors import NoEstimate, ToolchainError
 from flashgen.estimate import instruction_row, loop_program, machines, sm, sm_clock
+from flashgen.estimate.instruction_row import InstructionRow
+from flashgen.estimate.loop_program import LoopProgram
 from flashgen.estimate.machines import MACHINES
 from flashgen.estimate.sm import Scoreboard
 from flashgen.spec.gpu import TARGETS, Gpu
@@ -67,10 +69,11 @@ def test_a_warp_alone_takes_the_sum_of_its_stalls() -> None:
     assert trip(code) == 9 + 4 + 2 + BACK
 
 
-def test_a_chain_on_a_scoreboard_barrier_takes_the_latency() -> None:
+@pytest.mark.parametrize("barrier", [0, 5])
+def test_a_chain_on_a_scoreboard_barrier_takes_the_latency(barrier: int) -> None:
     code = loop(
-        line(EXP2, stall=1, write=0),
-        line("FADD R1, R1, R2", stall=4, waits=(0,)),
+        line(EXP2, stall=1, write=barrier),
+        line("FADD R1, R1, R2", stall=4, waits=(barrier,)),
     )
     assert trip(code) == SM80.exp2 + SM80.exp2_late + 4 + BACK
 
@@ -78,6 +81,8 @@ def test_a_chain_on_a_scoreboard_barrier_takes_the_latency() -> None:
 def test_a_barrier_on_the_operands_falls_before_that_on_the_result() -> None:
     waiting = line("MOV R2, R3", stall=4, waits=(0,))
     assert trip(loop(line(EXP2, stall=1, read=0), waiting)) == sm_clock.READ_OTHER + 4 + BACK
+    load = line("LDG.E.128 R4, [R2]", read=0)
+    assert trip(loop(line(EXP2), load, waiting)) == 1 + 2 + sm_clock.READ_SHARED + 4 + BACK
 
 
 def test_matrix_instructions_are_as_far_apart_as_the_pipe_is_long() -> None:
@@ -188,6 +193,28 @@ def test_a_copy_is_waited_for_by_groups() -> None:
     assert trip(copies(9)) == 2 + rest
 
 
+def test_a_group_without_copies_ends_with_the_one_before() -> None:
+    again = loop(
+        line("LDGSTS.E.BYPASS.128 [R2], desc[UR4][R4.64]"), *[line("LDGDEPBAR")] * 2,
+        line("DEPBAR.LE SB0, 0x0", stall=2), line(HMMA, stall=4),
+    )  # fmt: skip
+    assert trip(again) == trip(copies(0))
+
+
+def test_loads_pass_through_l2_one_after_the_other() -> None:
+    load = line("LDG.E.128 R4, [R2]", write=0)
+    code = loop(load, load, line(HMMA, stall=4, waits=(0,)))
+    assert trip(code) == 2 + 2 * 512 / SM80.l2_bytes + SM80.load_late + 4 + BACK
+
+
+def test_a_warp_goes_on_while_shared_memory_has_a_short_queue() -> None:
+    """Of 12 stores of 4 cycles the last issues when SHARED_QUEUE cycles of the others are left."""
+    moves = [line("MOV R1, R2", stall=4)] * 20
+    code = loop(line(EXP2), *[line("STS.128 [R2], R4")] * 12, *moves)
+    issued = 1 + 2 + 11 * 4 - sm_clock.SHARED_QUEUE
+    assert trip(code) == issued + 1 + 20 * 4 + BACK
+
+
 def test_warps_of_a_block_meet_at_its_barrier() -> None:
     code = loop(line(HMMA, stall=8), line("BAR.SYNC.DEFER_BLOCKING 0x0", stall=5))
     assert trip(code, num_warps=4) == 8 + SM80.barrier_late + BACK
@@ -198,6 +225,65 @@ def test_warps_that_wait_for_more_than_there_are_get_no_estimate() -> None:
     assert board(code, num_warps=8).residents > 0
     with pytest.raises(NoEstimate, match="its warps deadlock"):
         board(code, num_warps=4)
+
+
+def test_who_has_arrived_goes_on_and_is_counted_from_before_the_loop() -> None:
+    """Four warps of eight that a trip awaits have arrived in the one before, the first time before
+    the loop.
+    """
+    meet, arrive = line("BAR.SYNC 0x3, 0x100", stall=5), line("BAR.ARV 0x3, 0x100")
+    code = loop(meet, line(HMMA, stall=8), arrive, before=(arrive,))
+    assert trip(code, num_warps=4) == SM80.barrier_late + 8 + 1 + BACK
+
+
+Warps = tuple[int, list[InstructionRow], bool]
+"""Of a role: how many there are, what they do in a trip, and whether their trips count."""
+
+
+def finishes(*roles: Warps, arrivals: tuple[int, ...] = (), blocks: int = 1) -> Any:
+    """When each block of an H200 ends three trips: (block, trip) in cycles."""
+    made = LoopProgram(arrivals=list(arrivals))
+    for warps, rows, counts in roles:
+        made.start.append(len(made.rows))
+        made.rows += [replace(each) for each in rows]
+        made.end.append(len(made.rows))
+        made.warps.append(warps)
+        made.counts.append(counts)
+    return sm._finish(made, blocks, SM90, 3)[:, 1:]
+
+
+def does(kind: int = instruction_row.PLAIN, **fields: Any) -> InstructionRow:
+    return InstructionRow(pipe=instruction_row.CONTROL, kind=kind, **fields)
+
+
+def test_a_barrier_wakes_the_warps_of_its_own_block() -> None:
+    """The second block starts 60 cycles later, and its first warps wait when the others meet."""
+    meet = does(instruction_row.BARRIER, amount=1, count=8)
+    early, late = [does(stall=10), meet, does()], [does(stall=100), meet, does()]
+    first, second = finishes((4, early, True), (4, late, False), blocks=2)[:, 0]
+    assert first == pytest.approx(100 + SM90.barrier_late, abs=3)
+    assert second == pytest.approx(first + 60, abs=3)
+
+
+def test_a_ring_of_one_tile_takes_what_is_between_its_phases() -> None:
+    """One warp loads a tile in two parts once eight warps, of which four take longer, have left it."""
+    full, empty = {"count": 0, "latency": 20.0}, {"count": 1, "latency": 20.0}
+    part = {"count": 0, "amount": 10 * SM90.l2_burst_bytes, "latency": 100.0}
+    loads = [
+        does(instruction_row.AWAIT, amount=1, writes=0, **empty),
+        does(instruction_row.EXPECT, count=0, waits=1),
+        does(instruction_row.TMA, **part),
+        does(instruction_row.TMA, commits=1, **part),
+    ]
+
+    def works(cycles: int) -> list[InstructionRow]:
+        wait = does(instruction_row.AWAIT, writes=0, **full)
+        return [wait, does(stall=cycles, waits=1), does(instruction_row.ARRIVE, **empty)]
+
+    found = finishes((1, loads, False), (4, works(10), True), (4, works(50), True), arrivals=(0, 8))
+    loaded = 1 + 2 * 10 + 100 + 20  # from the announcement to who waits
+    period = 20 + 20 + loaded + 50  # arrival, its waiter, the tile, the work
+    assert found[0].tolist() == [20 + loaded + 50 + n * period for n in range(3)]
 
 
 def wgmma(left: int, *between: Line) -> Listing:
@@ -264,7 +350,8 @@ def test_products_read_their_tiles_from_shared_memory() -> None:
     product = line("HGMMA.64x32x16.F32.BF16 R24, gdesc[UR8], R24, gsb0", stall=2)
     wait = line("WARPGROUP.DEPBAR.LE gsb0, 0x0", stall=3)
     alone = loop(line("WARPGROUP.ARRIVE"), *[product] * 8, wait)
-    assert trip(alone, H200, num_warps=4) == pytest.approx(8 * 24, rel=0.2)
+    rest = sm_clock.ARRIVE_LATENCY + sm_clock.WGMMA_LATENCY + 3 + BACK
+    assert trip(alone, H200, num_warps=4) == pytest.approx(8 * 24 + rest, abs=2)
     beside = loop(line("WARPGROUP.ARRIVE"), *[product] * 8, line("LDS.128 R40, [R1]"), wait)
     assert trip(beside, H200, num_warps=4) > trip(alone, H200, num_warps=4)
 

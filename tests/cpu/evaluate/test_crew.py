@@ -166,6 +166,11 @@ def test_a_crew_that_is_closed_answers_nothing_and_closes_all() -> None:
         futures[2].result(timeout=0)
     with pytest.raises(RuntimeError, match="closed"):
         crew.submit(a_task("d"))
+    seats[0].answer(WorkerLost("it was ended"))
+    with pytest.raises(RuntimeError, match="closed"):
+        futures[0].result(timeout=0)
+    crew.add(late := Seat())
+    assert late.closed
 
 
 def test_at_random_nothing_is_lost_and_nothing_is_answered_twice() -> None:

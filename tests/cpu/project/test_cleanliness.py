@@ -50,6 +50,18 @@ def test_no_file_is_huge() -> None:
     assert [str(path) for path in tracked() if path.stat().st_size > LARGEST_FILE] == []
 
 
+def test_a_test_that_a_comment_or_a_page_names_is_there() -> None:
+    texts = [path for path in tracked() if path.relative_to(ROOT).parts[0] != "tests"]
+    named = {
+        name
+        for path in texts
+        if path.suffix in (".py", ".md", ".jinja", ".toml")
+        for name in re.findall(r"\btests/[\w/]+\.py\b", path.read_text())
+    }
+    assert len(named) > 10
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
 def test_environment_is_read_in_one_place() -> None:
     """The variables of flashgen's own are all in settings.py; os.environ elsewhere only to pass it on to a child."""
     own = re.compile(r"(?:environ(?:\.get)?[\[(]|getenv\()\s*f?[\"'](FLASHGEN_\w+)")

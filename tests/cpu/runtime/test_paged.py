@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from flashgen.inputs.cache import Cache
+from flashgen.runtime.adapters import paged
 from flashgen.runtime.adapters.paged import (
     PagedBatch,
     PagedLayer,
+    Warmup,
     paged_decode,
     prompts_of,
+    warm_up,
     warmups,
 )
 from flashgen.runtime.decode import kv_fields
@@ -61,13 +64,35 @@ def cases(**changes: Any) -> list[tuple[int, int, int, int, bool]]:
 def test_what_an_engine_warms_up() -> None:
     one_and_several = [(1, 1, 1, 0, False), (1, 2, 1, 0, False)]
     prefills = [(0, 0, behind, max_k, False) for max_k in (1, 1024) for behind in (0, 1)]
-    assert cases() == one_and_several + prefills
+    assert cases() == cases(capacity=1024) == one_and_several + prefills
     assert cases(narrow=True)[:2] == one_and_several
     assert {n for n, *_ in cases(narrow=True)} == {1, 4, 8, 17}  # prompts are decodes, by rows
     assert {n for n, *_ in cases(queries=6)} == {0, 1, 4, 6}
     assert {x[2:] for x in cases(head_dim=72) if x[0]} == {
         (1, 0, False), (1, 0, True), (2, 0, False), (2, 0, True),
     }  # fmt: skip
+
+
+def test_a_warm_up_launches_what_its_case_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    for name in ("paged_decode", "paged_prefill"):
+
+        def record(out: Tensor, q: Tensor, *x: Any, n: str = name, **_: Any) -> None:
+            seen.append((n, tuple(q.shape), q.stride(0), x))
+
+        monkeypatch.setattr(paged, name, record)
+    pools = (torch.zeros(2, PAGE, KV_HEADS, DIM),) * 2
+    fused = Warmup(sequences=2, queries=3, splits=2, fused=True)
+    for case in (fused, Warmup(sequences=1, max_k=1024)):
+        warm_up(
+            case, PagedLayer(scale=0.2), (HEADS, KV_HEADS), torch.bfloat16, pools, 4, causal=False
+        )
+    (name, shape, stride, given), before, (*behind, rest) = seen
+    assert (name, shape, stride) == ("paged_decode", (6, HEADS, DIM), (HEADS + 2 * KV_HEADS) * DIM)
+    assert (given[3].shape, given[4:6], given[13]) == ((2, 4), (3, False), 2)
+    assert before[:2] == ("paged_decode", (1, HEADS, DIM))
+    assert behind == ["paged_prefill", (1, HEADS, DIM), HEADS * DIM]
+    assert rest[5:8] == (1, 1024, False)
 
 
 @pytest.fixture
@@ -105,7 +130,14 @@ def test_prompts_are_aligned_as_all_others() -> None:
     assert not any(x.data_ptr() % 16 for prompt in found for x in (prompt.lengths, prompt.table))
 
 
-def test_lengths_of_padding_are_no_sequences() -> None:
+def test_lengths_of_padding_are_no_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    longest, varlen = [], paged.attention_varlen
+
+    def prefilled(*x: Any, **options: Any) -> Tensor:
+        longest.append(x[5:7])
+        return varlen(*x, **options)
+
+    monkeypatch.setattr(paged, "attention_varlen", prefilled)
     q, pool = torch.randn(4, HEADS, DIM), torch.randn(4, PAGE, KV_HEADS, DIM)
     whole = {
         "decodes": 1, "queries": 1, "prefills": 1, "max_q": 3, "max_k": 20, "tokens": 4,
@@ -119,6 +151,7 @@ def test_lengths_of_padding_are_no_sequences() -> None:
         batch = PagedBatch(**whole, lengths=lengths[:rows], table=table[:rows])
         PagedLayer(scale=0.2).attend(found[-1], q, pool, pool, batch)
     assert torch.equal(*found)
+    assert longest == [(3, 20)] * 2
 
 
 def test_scales_of_pages_and_of_heads_are_two_specs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flashgen.errors import InvalidArgument
+from flashgen.runtime import few_blocks
 from flashgen.runtime import vllm as plugin
 from flashgen.runtime.adapters import paged
 from tests import vllm_fakes as fakes
@@ -32,11 +34,27 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_the_plugin_has_a_name_of_its_own(backend: ModuleType) -> None:
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     assert points["vllm.general_plugins"] == {"flashgen": "flashgen.runtime.adapters.vllm:register"}
-    for _ in range(2):  # vLLM loads plugins in every process, and again in the same one
-        plugin.register()
+    plugin.register()
     member = fakes.AttentionBackendEnum["FLASHGEN"]
+    plugin.register()  # vLLM loads plugins in every process, and again in the same one
+    assert fakes.AttentionBackendEnum["FLASHGEN"] is member
     module, _, name = member.get_path().rpartition(".")
     assert (module, getattr(backend, name).get_name()) == (backend.__name__, "FLASHGEN")
+    function, arguments = member.__reduce_ex__(2)
+    fakes.AttentionBackendEnum.__members__.clear()  # as a spawned process, which unpickles it
+    assert function(*arguments).get_path() == member.get_path()
+
+
+def test_a_vllm_that_takes_no_such_name_is_warned_of_and_serves(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: str) -> None:
+        raise ValueError("FLASHGEN is no backend")
+
+    registry = sys.modules["vllm.v1.attention.backends.registry"]
+    monkeypatch.setattr(registry, "register_backend", refuse)
+    plugin.register()
+    assert "is no attention backend of this one: ValueError: FLASHGEN is" in caplog.text
 
 
 def test_what_it_takes(backend: ModuleType) -> None:
@@ -45,8 +63,13 @@ def test_what_it_takes(backend: ModuleType) -> None:
         16, 80, 128, 512,
     ]  # fmt: skip
     assert found.supported_dtypes == [torch.float16, torch.bfloat16]
+    assert {"auto", "bfloat16", "fp8", "fp8_e4m3"} <= {*found.supported_kv_cache_dtypes}
+    assert backend.FlashgenMetadataBuilder.requires_block_table_width
     assert not found.supports_compute_capability(SimpleNamespace(major=7))
     assert found.supports_compute_capability(SimpleNamespace(major=8))
+    assert found.get_supported_kernel_block_sizes() == [16, 32, 64, 128, 256]
+    assert not found.forward_includes_kv_cache_update  # it is a call of its own
+    assert not found.supports_device_cpu_query_lens_mismatch()
     with pytest.raises(InvalidArgument, match="attn_type must be"):
         backend.FlashgenImpl(1, 16, 1.0, attn_type="mamba")
     with pytest.raises(InvalidArgument, match="sliding_window must be None in cross attention"):
@@ -271,25 +294,78 @@ def test_diffusion_language_models_are_refused_when_the_engine_starts(backend: M
         make_builder(backend, diffuses=True)
 
 
-def test_encoders_and_cross_attention_warm_up(backend: ModuleType) -> None:
-    builder = make_builder(backend, warms=True)
+def test_each_kind_of_layer_warms_up_once(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = make_builder(backend, warms=True, speculated=2)
+    monkeypatch.setattr(builder, "pages", 256)  # capacities of several buckets
     cache = torch.zeros(2, KV_HEADS, PAGE, 2 * DIM).bfloat16()
-    for kind, held in (("encoder_only", torch.empty(0)), ("encoder_decoder", cache)):
-        impl = backend.FlashgenImpl(HEADS, DIM, 0.2, KV_HEADS, attn_type=kind)
-        layer = SimpleNamespace(impl=impl, kv_cache=held)
-        builder.vllm_config.compilation_config.static_forward_context[kind] = layer
-        builder.layer_names.append(kind)
+    layers: dict[str, tuple[Tensor, dict[str, Any]]] = {
+        "first": (cache, {}),
+        "again": (cache, {}),
+        "sunk": (cache, {"sinks": torch.zeros(HEADS)}),
+        "paged": (torch.zeros(1, KV_HEADS, 2 * PAGE, 2 * DIM).bfloat16(), {}),
+        "narrow": (torch.zeros(cache.shape, dtype=torch.uint8), {"kv_cache_dtype": "fp8"}),
+        "cross": (cache, {"attn_type": "encoder_decoder"}),
+        "encoder": (torch.empty(0), {"attn_type": "encoder_only"}),
+    }
+    for name, (held, options) in layers.items():
+        layer = SimpleNamespace(
+            impl=backend.FlashgenImpl(HEADS, DIM, 0.2, KV_HEADS, **options), kv_cache=held,
+            _k_scale=torch.ones(()), _v_scale=torch.ones(()),
+        )  # fmt: skip
+        builder.vllm_config.compilation_config.static_forward_context[name] = layer
+        builder.layer_names.append(name)
     (kernel,) = fakes.VllmJitKernel.registered
     keys = kernel.get_warmup_keys()
-    assert {key.layer for key in keys} == {"encoder_only", "encoder_decoder"}
+    asked = {"group": HEADS // KV_HEADS, "head_dim": DIM, "queries": 3}
+    sizes = dict.fromkeys(("first", "sunk", "paged", "narrow", "cross"), PAGE) | {"paged": 2 * PAGE}
+    assert [(key.layer, key.case) for key in keys if key.layer != "encoder"] == [
+        (name, case)
+        for name, page in sizes.items()
+        for case in paged.warmups(**asked, capacity=256 * page, narrow=name == "narrow")
+    ]
+    seen: list[tuple[str, Any]] = []
+    warm_up, varlen = paged.warm_up, paged.attention_varlen
+
+    def warmed(*given: Any, causal: bool) -> None:
+        assert few_blocks._every_kernel.get()
+        seen.append((key.layer, causal))
+        warm_up(*given, causal=causal)
+
+    def encoded(q: Tensor, k: Tensor, v: Tensor, *rest: Any, **options: Any) -> Tensor:
+        if key.layer == "encoder":
+            seen.append((key.layer, (q.shape[1], k.shape[1], v.shape[1])))
+        return varlen(q, k, v, *rest, **options)
+
+    monkeypatch.setattr(backend, "warm_up", warmed)
+    monkeypatch.setattr(paged, "attention_varlen", encoded)
     for key in keys:
         kernel.compile(key)
+    assert set(seen) == {
+        *((name, name != "cross") for name in sizes),
+        ("encoder", (HEADS, KV_HEADS, KV_HEADS)),
+    }  # fmt: skip
     assert not cache.any()
+
+
+def test_a_layer_lies_on_its_device_and_is_invariant_where_vllm_is(
+    backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    impl = backend.FlashgenImpl(2, 16, 1.0, alibi_slopes=[0.5, 0.25])
+    cache = torch.arange(2 * 2 * PAGE * 32.0).view(2, 2, PAGE, 32)
+    assert torch.equal(torch.cat(impl.pools(cache), -1), cache.transpose(1, 2))  # K is first
+    made = impl.paged_layer(torch.device("meta"))
+    assert made.alibi_slopes.device.type == "meta"
+    assert not made.invariant
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    assert impl.paged_layer(torch.device("meta")).invariant
 
 
 def test_a_padded_graph_has_as_many_decodes_as_were_captured(backend: ModuleType) -> None:
     found = metadata(backend, [3, 3, 0, 0], 12, speculated=2)
     assert (found.decodes, found.queries, found.prefills) == (4, 3, 0)
+    assert (found.max_q, found.max_k) == (3, 9)
     found = metadata(backend, [1, 1, 1], 4, speculated=0)  # tokens padded, sequences not
     assert (found.decodes, found.queries, found.prefills) == (3, 1, 0)
 
@@ -310,8 +386,9 @@ def test_a_profiling_run_and_what_is_refused(backend: ModuleType) -> None:
     impl = backend.FlashgenImpl(1, 16, 1.0)
     x = torch.ones(3, 1, 16)
     assert (impl.forward(None, x, x, x, x, None, output=torch.ones_like(x)) == 0).all()
-    with pytest.raises(InvalidArgument, match="output_scale must be None"):
-        impl.forward(None, x, x, x, x, None, output=x, output_scale=x)
+    for name in ("output_scale", "output_block_scale"):
+        with pytest.raises(InvalidArgument, match="output_scale must be None"):
+            impl.forward(None, x, x, x, x, None, output=x, **{name: x})
     builder = make_builder(backend)
     with pytest.raises(InvalidArgument, match="causal must be one bool"):
         builder.build(0, SimpleNamespace(causal=torch.ones(1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import random
 import re
@@ -13,10 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +30,17 @@ from flashgen import paths
 from flashgen.errors import FlashgenError, InvalidArgument, ToolchainError
 from flashgen.evaluate.on_gpu import GpuEvaluator
 from flashgen.evaluate.payloads import Check, Tasks
-from flashgen.evaluate.workers.answers import Died, Done, Task, WorkerLost, WorkerUnfit
+from flashgen.evaluate.pools import Children, Device
+from flashgen.evaluate.workers.answers import (
+    Answer,
+    Died,
+    Done,
+    Task,
+    TimedOut,
+    WorkerLost,
+    WorkerUnfit,
+    WrongAnswer,
+)
 from flashgen.evaluate.workers.crew import Crew
 from flashgen.evaluate.workers.pool import TaskLimits
 from flashgen.search.goal import Budget
@@ -36,9 +50,11 @@ from flashgen.tune import actor_seat, cluster, evaluators, tune, worker
 from flashgen.tune.actor_seat import Seat
 from flashgen.tune.cluster import Cluster
 from flashgen.tune.options import TuneOptions
+from flashgen.tune.places import TargetOptions
+from flashgen.version import VERSION
 from tests import fleet_fakes, programs
 from tests.makers import make_config, make_spec
-from tests.ray_fakes import Actor, AtOnce, Ray
+from tests.ray_fakes import Actor, AtOnce, Fleet, Ray
 
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[3]
@@ -266,7 +282,24 @@ def test_what_an_actor_answers_and_what_it_leaves_arrive(tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["k-sm_90.json"]
 
 
+def never(payload: object, value: object) -> None:
+    raise ValueError(f"{value} is no answer to {payload}")
+
+
+def test_an_answer_is_judged_and_limits_are_learnt_of_what_was_done() -> None:
+    limits, said = TaskLimits(), [(TimedOut(1.0), {}), (Done({}), {}), (Done({}), {})]
+    seat = Seat(Ray(), Actor(lambda f: f.set_result(said.pop(0))), "n1", limits, AtOnce())
+    for learnt in ([], [TASK.function]):
+        seat.submit(TASK).result(timeout=0)
+        assert [*limits._slowest] == learnt
+    with pytest.raises(WrongAnswer, match="is no answer to"):
+        seat.submit(replace(TASK, judge=f"{__name__}:never")).result(timeout=0)
+
+
 CHECK = asdict(Check(spec=SPECS[0], config=make_config(64, 64), device="cpu", seed=0))
+
+
+LONG = "x" * ((1 << 20) + 1)
 
 
 class Odd:
@@ -284,6 +317,9 @@ class Odd:
         ({"digest": "sha256:k"}, (Done({}), {"k.json": "{}"}), "no files were due"),
         ({"cache": "c", "digest": "k"}, (Done({}), {"j.json": ""}), "a small file of the kernel"),
         ({"cache": "c", "digest": "k"}, (Done({}), {"k.json": "\ud800"}), "text of Unicode"),
+        ({"cache": "c", "digest": "k"}, (Done({}), {"k.json/../j.py": ""}), "a small file of the"),
+        ({"cache": "c", "digest": "k"}, (Done({}), {"k.json": LONG}), "a small file of the kernel"),
+        ({}, (Died(LONG), {}), "detail must have at most 1048576 characters"),
         ({}, Odd(), "its answer cannot be read: KeyError: 'odd'"),
         ({}, (Done({}), Odd()), "its answer cannot be read: KeyError: 'odd'"),
     ],
@@ -383,7 +419,13 @@ def test_an_actor_that_hangs_is_ended_at_its_limit(monkeypatch: pytest.MonkeyPat
     assert not future.done()
     later = time.monotonic() + 601.0
     monkeypatch.setattr(cluster.time, "monotonic", lambda: later)
-    seat.end_if_overdue()
+    idle = Seat(used, Actor(lambda f: f.set_result((Done({}), {}))), "n1", TaskLimits(), AtOnce())
+    idle.submit(TASK).result()
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: later + 601.0)
+    run = Cluster(ray=(fleet := Fleet(n1={})), say=str, with_gpus=False, query="")
+    n1 = fleet.nodes()[0]["NodeID"]
+    run._slots = [cluster._Slot(node=n1, where="n1", gpu=False, seat=s) for s in (seat, idle)]
+    run.look()
     assert used.killed == [actor]
     with pytest.raises(WorkerLost, match="n1: no answer within 600 s"):
         future.result()
@@ -412,6 +454,183 @@ def test_others_are_refused_by_name() -> None:
     assert crew_of() is made.products["nvidia_h200"][1]  # one more of a product that is tuned
     with pytest.raises(FlashgenError, match="came when the run had begun"):
         crew_of(gpus=[vars(L4)])
+
+
+HERE = worker.versions() | {"gpus": [asdict(H200)]}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of clusters: it says `now`, in seconds."""
+    made = SimpleNamespace(now=1000.0)
+    made.monotonic = lambda: made.now
+    monkeypatch.setattr(cluster, "time", made)
+    return made
+
+
+def of_fleet(fleet: Fleet, told: list[str], *, with_gpus: bool = True) -> Cluster:
+    made = Cluster(ray=fleet, say=told.append, with_gpus=with_gpus, query="")
+    made._answers = AtOnce()  # type: ignore[assignment]
+    return made
+
+
+def test_each_core_and_each_gpu_of_a_node_that_is_there_has_one_actor() -> None:
+    """A core is for each that works for a GPU."""
+    for with_gpus, actors in (
+        (True, {("n1", 1): 2, ("n1", 0): 3, ("n2", 0): 2}),
+        (False, {("n1", 0): 5, ("n2", 0): 2}),
+    ):
+        fleet = Fleet(n1={"CPU": 5.0, "GPU": 2.0}, n2={"CPU": 2.0}, dead={"CPU": 8.0})
+        fleet.gone = {"dead"}
+        run = of_fleet(fleet, [], with_gpus=with_gpus)
+        run.look()
+        run.look()
+        assert Counter((each.node, each.options["num_gpus"]) for each in fleet.started) == actors
+        for each in fleet.started:
+            assert not each.options["scheduling_strategy"].soft
+            some = [each.options[name] for name in ("num_cpus", "max_restarts", "max_concurrency")]
+            assert some == [1, 0, 2]
+
+
+def test_who_is_lost_is_started_again_where_its_node_is_and_who_is_refused_never(
+    clock: SimpleNamespace,
+) -> None:
+    fleet = Fleet(n1={"CPU": 1.0}, n2={"CPU": 1.0})
+    run = of_fleet(fleet, told := [])
+    run.look()
+    died, unfit = sorted(fleet.started, key=lambda each: each.node)
+    died.says.set_exception(RuntimeError("it died before it spoke"))
+    unfit.says.set_result({})
+    run.look()
+    assert fleet.killed == [unfit]
+    run.look()
+    assert len(fleet.started) == 2  # not at once
+    clock.now += 6.0
+    run.look()
+    run.look()
+    assert [each.node for each in fleet.started[2:]] == ["n1"]
+    fleet.started[2].says.set_result(HERE)
+    run.look()
+    assert run.cpu.size == 1
+    fleet.started[2].life.set_exception(RuntimeError("it died"))
+    assert run.cpu.size == 0
+    fleet.gone = {"n1"}
+    clock.now += 6.0
+    run.look()
+    assert len(fleet.started) == 3
+    fleet.gone.clear()
+    run.look()
+    assert [each.node for each in fleet.started[3:]] == ["n1"]
+    assert [sentence.split(":")[0] for sentence in told] == ["Left alone", "Lost a worker"]
+
+
+def test_crews_that_lose_all_workers_wait_for_two_minutes_and_then_fail(
+    clock: SimpleNamespace,
+) -> None:
+    fleet = Fleet(n1={"CPU": 2.0, "GPU": 1.0})
+    run = of_fleet(fleet, [])
+    run.look()
+    for each in fleet.started:
+        each.says.set_result(HERE)
+    run.look()
+    run.begun = True
+    futures = [crew.submit(TASK) for crew in (run.cpu, run.products["nvidia_h200"][1])]
+    clock.now += 1000.0  # all this time there were workers
+    for each in fleet.started[:]:
+        each.given[0][1].set_exception(RuntimeError("its node is gone"))
+    run.look()
+    clock.now += 119.0
+    run.look()
+    assert not any(future.done() for future in futures)
+    clock.now += 2.0
+    run.look()
+    for future in futures:
+        with pytest.raises(FlashgenError, match="has had no worker for 120 s"):
+            future.result(timeout=0)
+
+
+def test_a_start_awaits_all_says_who_is_missing_and_an_end_ends_all(clock: SimpleNamespace) -> None:
+    class Slow(Fleet):
+        """A look takes 50 s; at the first all but n1 and n2 are silent, at the third n3 speaks."""
+
+        def nodes(self) -> list[dict[str, Any]]:
+            clock.now += 50.0
+            for each in self.started:
+                due = {"n1": 1100.0, "n2": 1100.0, "n3": 1150.0}.get(each.node, math.inf)
+                if clock.now >= due and not each.says.done():
+                    each.says.set_result({} if each.node == "n2" else HERE)
+            return super().nodes()
+
+    fleet = Slow(n1={"CPU": 1.0}, n2={"CPU": 2.0}, n3={"CPU": 1.0}, n4={"GPU": 1.0})
+    run = of_fleet(fleet, told := [])
+    run.start()
+    assert run.cpu.size == 2
+    run.close()
+    assert told == [
+        f"Left alone: n2 (10.0.0.1): its flashgen is None, and that of this run {VERSION}",
+        "Not there yet: n4 (10.0.0.1), whose GPUs may be in use; it joins once they are free.",
+    ]
+    assert {*fleet.killed} == {*fleet.started}
+
+
+def test_a_cluster_where_nobody_answers_is_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "connected", lambda *_: contextlib.nullcontext(Fleet()))
+    monkeypatch.setattr(cluster, "START_S", 0.0)
+    with (
+        pytest.raises(FlashgenError, match="no worker of the cluster has answered within 0 s"),
+        cluster.opened("auto", TargetOptions(), str),
+    ):
+        pass
+
+
+def test_a_worker_keeps_its_cache_and_sends_what_a_compile_left() -> None:
+    made = worker.Worker(gpu=False, query="")
+    made._pool = Children(1)
+    folders = []
+
+    def submit(task: Task) -> Future[Answer]:
+        folders.append(Path(task.payload["cache"]))
+        (folders[-1] / f"{task.function}.json").write_text("{}")
+        (folders[-1] / "binary").touch()
+        done: Future[Answer] = Future()
+        done.set_result(Done({}))
+        return done
+
+    made._pool.submit = submit  # type: ignore[method-assign]
+    kinds: list[Any] = ["compile", "compile", "interpret", "interpret"]
+    sent = [made.run(replace(TASK, function=f"k{n}", kind=kind)) for n, kind in enumerate(kinds)]
+    assert sent == [(Done({}), {f"k{n}.json": "{}"} if n < 2 else {}) for n in range(4)]
+    assert folders[2] == folders[3]
+    assert not folders[0].exists()
+    assert made.describe() == worker.versions() | {"gpus": []}  # it asks no GPU
+    assert isinstance(worker.Worker(gpu=True, query="")._pool, Device)
+
+
+def test_what_must_be_equal_on_all_workers_is_all_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = worker.versions()
+    for name in ("PACKAGE", "templates_dir"):
+        monkeypatch.setattr(paths, name, tmp_path if name.isupper() else lambda: tmp_path)
+        changed = worker.versions()
+        assert [key for key in here if here[key] != changed[key]] == ["code of flashgen"]
+        here = changed
+
+
+def test_addresses_and_whose_ray_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
+        monkeypatch.setenv(name, "0")
+    for running, address in ((False, "local"), (False, "ray://head:10001"), (True, "auto")):
+        stub = SimpleNamespace(
+            is_initialized=partial(bool, running),
+            init=lambda **options: asked.append((options["address"], options.get("num_cpus"))),
+            shutdown=lambda: asked.append("ended"),
+        )
+        monkeypatch.setitem(sys.modules, "ray", stub)
+        with cluster.connected(address, 3) as connected:
+            assert connected is stub
+    assert asked == [("local", 3), "ended", ("ray://head:10001", None), "ended"]
 
 
 def test_addresses_and_a_ray_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
