@@ -43,14 +43,9 @@ def paged(spec: AttentionSpec, config: KernelConfig) -> bool:
     return spec.paged
 
 
-def loops(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Texts with a loop over tiles around all else: of schedule blackwell it is a constant."""
-    return config.persistent and (config.interpretable or handed_out(spec, config))
-
-
 def may_pack(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Texts whose kernels may be of packed sequences."""
-    if spec.block_mask or (loops(spec, config) and not handed_out(spec, config)):
+    if spec.block_mask or (config.persistent and not handed_out(spec, config)):
         return False
     its = SCHEDULES[config.schedule]
     if config.interpretable:

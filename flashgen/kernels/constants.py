@@ -55,7 +55,6 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         "V_PARTS": config.v_parts,
         "SPLIT_TILES": config.split_keys // config.bc,
         "SEGMENT": numeric_class.SEGMENT if spec.invariant else None,
-        "PERSISTENT": config.persistent,
         "CAUSAL": spec.causal,
         "ADDS": spec.bias == "additive",
         "INVARIANT": spec.invariant,

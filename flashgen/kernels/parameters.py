@@ -243,7 +243,6 @@ _FORWARD = (
     _ADDS,
     constant("ORDER", "of tiles of O: plain, longest_first, head_reversal, grouped", tiled),
     constant("INVARIANT", "one multiply-add is written so", ampere),
-    constant("PERSISTENT", "a program has every n-th tile of O", blackwell),
     constant("TURNS", "consumers multiply in turn", hopper),
     constant("PIECES", "of 64 columns of Q and K, or 1 of all", blackwell),
     *(constant(x, "", ahead) for x in ("FREES_FIRST_K", "FEW_REGISTERS", "SUMS_A_LANE")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from flashgen.kernels.conditions import loops, may_pack, may_page
+from flashgen.kernels.conditions import may_pack, may_page
 from flashgen.schedules.base import LOADS_LABEL, Loads
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.textbook import FA2
@@ -88,7 +88,7 @@ def text_of(spec: AttentionSpec, config: KernelConfig) -> Text:
         pages=may_page(spec, config),
         paged=spec.paged and config.specialized,
         block_mask=spec.block_mask,
-        persistent=loops(spec, config),
+        persistent=config.persistent,
         shared_keys=its.shared_keys(spec),
     )
 

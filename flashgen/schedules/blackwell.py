@@ -1,6 +1,6 @@
 """Schedule blackwell (Gluon): beside num_warps of softmax, 32 rows a warp, others load, multiply by
-tcgen05 and rescale O; in the backward none rescale, and two warpgroups have a tile of 128 rows, or
-keys.
+tcgen05, rescale O, and hand tiles out; in the backward none does the last two, and two warpgroups
+have a tile of 128 rows, or keys.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ ROLES_BYTES = 512
 """Shared memory that Triton 3.7.1 takes for warps with roles; each barrier takes 8 bytes more."""
 
 SOFTMAX_SPLIT = {(2, 1): (184, 48), (2, 3): (184, 56), (1, 1): (232, 48)}
-"""Registers of a thread of softmax and of the warps that multiply and load, by row tiles and pieces
-of Q and K; the warps that rescale O take what is left. Others were seen to spill in loops over keys
-(Triton 3.7.1, sm_100)."""
+"""Registers of a thread of softmax and of the warps that multiply, load and hand tiles out, by row
+tiles and pieces of Q and K; the warps that rescale O take what is left. Others were seen to spill
+in loops over keys (Triton 3.7.1, sm_100)."""
 FEATURES_SPLIT = (192, 56)
 """The same of two row tiles with features of the scores: with 184 the softmax spills, and with 48
 the warp that multiplies three pieces.
@@ -60,7 +60,7 @@ BLACKWELL_TILES: dict[Direction, tuple[TileShape, ...]] = {
     # Compiled as those of schedule hopper; none was measured.
     "forward": (
         (256, 128, 8, 4), (256, 128, 8, 3), (256, 128, 8, 2), (128, 128, 4, 2), (128, 64, 4, 4),
-        (256, 64, 8, 4), (128, 64, 4, 3),
+        (256, 64, 8, 4), (128, 64, 4, 3), (256, 64, 8, 2),
     ),
     "backward_dkv": (
         (128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 2),
@@ -146,7 +146,7 @@ class Blackwell(Schedule[BlackwellFields]):
     """tcgen05, whose accumulators are in tensor memory."""
 
     name = "blackwell"
-    gluon = roles = orders = accumulates_in_tensor_memory = True
+    gluon = roles = orders = hands_out = accumulates_in_tensor_memory = True
     directions = own_text = ("forward", "backward_dq", "backward_dkv", "backward_fused")
     features: ClassVar = {
         "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
@@ -206,7 +206,8 @@ class Blackwell(Schedule[BlackwellFields]):
         return tiles.held + beside + stages * sum(tiles.walked)
 
     def block_warps(self, spec: AttentionSpec, config: BlackwellFields) -> int:
-        # Two of four more multiply or load, and four rescale O, or add dQ to memory.
+        # Of four more one multiplies, one loads, and one hands tiles out, if they are; four rescale
+        # O, or add dQ to memory.
         alone = halves(config) and spec.direction != "backward_fused"
         return config.num_warps + WARPGROUP * (1 if alone else 2)
 
@@ -217,7 +218,7 @@ class Blackwell(Schedule[BlackwellFields]):
         if config.loads == "pointer":
             return config
         smaller = {"br": 32, "bc": 32} if spec.direction in BY_KEYS else {"bc": 64}
-        own = {"exp2_by_fma": 0, "rescale_log2": 0}
+        own = {"exp2_by_fma": 0, "rescale_log2": 0, "persistent": False}
         own |= {"br": 64} if halves(config) else {}  # S and dP are in registers there
         return specialized_twin(spec, config, smaller, own)
 

@@ -48,7 +48,7 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
         schedule: the order of products, exp2 and loads in the loop.
         loads: pointer, or descriptor (TMA).
         order: the order in which tiles of Q are computed.
-        persistent: as many programs as SMs, each with every n-th tile; of hopper, the next left.
+        persistent: as many programs as SMs, each with every n-th tile; in Gluon, the next left.
         head_dims: exact (known when compiling), or padded (arguments: serves all up to the spec's).
         v_parts: programs that share a tile of rows, each with a part of the columns of V and O.
         maxnreg: registers that a thread takes at most; 0 is as many as ptxas wants.

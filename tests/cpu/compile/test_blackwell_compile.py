@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,40 @@ def test_instructions_of_each_role(
         assert not any(i.is_spill for i in found[task].steady)
     # Two loads of the warp's number, in the branch that rescales O, may be on the stack.
     assert sum(i.is_spill for i in found["correction"].steady) <= 2
+
+
+PERSISTENT = [
+    ((64, 64), blackwell(stages=4), {}),
+    ((128, 128), blackwell(stages=3), {}),
+    ((192, 128), blackwell(bc=64), {}),
+    ((256, 256), blackwell(128, 64, 3), {}),
+    ((64, 64), blackwell(stages=4), {"varlen": True, "window": True, "sink": True}),
+    ((128, 128), blackwell(stages=3), {"varlen": True}),
+    ((192, 128), blackwell(bc=64), {"varlen": True}),
+    ((256, 256), blackwell(128, 64, 3), {"varlen": True, "window": True}),
+]
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+@pytest.mark.parametrize(("dims", "config", "features"), each(PERSISTENT))
+def test_a_persistent_block_has_the_loops_of_one_tile(
+    dims: tuple[int, int],
+    config: KernelConfig,
+    features: dict[str, bool],
+    mask: str,
+    tmp_path: Path,
+) -> None:
+    """But for an instruction or two: and the load of Q is in the loop of the ring, behind a branch."""
+    found, one = (
+        {role.task: role for role in _roles(dims, mask, way, tmp_path, **features)}
+        for way in (replace(config, persistent=True), config)
+    )
+    for task, most in {"softmax": 2, "correction": 3, "products": 24, "loads": 40}.items():
+        counts, usual = ([len(loop) for loop in of[task].loops] for of in (found, one))
+        assert len(counts) == len(usual)
+        assert all(n <= other + most for n, other in zip(counts, usual, strict=True)), task
+        spills = max(sum(i.is_spill for i in loop) for loop in found[task].loops)
+        assert spills <= 2 * (task == "correction")
 
 
 LONGEST = {"stages": 4, "order": "longest_first"}

@@ -187,7 +187,21 @@ READ_NUMBERS = """    for n in gl.static_range(NUMBERS):
 """
 GIVE_BACK = "    mbarrier.arrive(taken_empty.index(0), count=1)\n"
 
+SCHEDULER_MUTANTS = {
+    "the last tile is left out": ("gl.where(pid < count, pid, -1)", "gl.where(pid < count - 1, pid, -1)"),
+    "a tile is taken twice": (NEXT, NEXT.replace("(0) +", "(0) - 1 +")),
+    "a tile is never taken": (NEXT, NEXT.replace("counter_ptr, 1", "counter_ptr, 2")),
+    "the counter is not left as it was": ("gl.atomic_xchg(counter_ptr, 0)", "pass"),
+    "nor the count of programs": ("gl.atomic_xchg(counter_ptr + 1, 0)", "pass"),
+    "the first that ends sets the counter to 0": ("== gl.num_programs(0) - 1:", "== 0:"),
+    "a number is given before it is there": (STORE_NUMBERS + TELL, TELL + STORE_NUMBERS),
+    "a number is overwritten before it is read": ("mbarrier.wait(taken_empty.index(0), phase ^ 1)", "pass"),
+    "a number is given back before it is read": (READ_NUMBERS + GIVE_BACK, GIVE_BACK + READ_NUMBERS),
+    "a number is read before it is there": ("mbarrier.wait(taken_full.index(0), phase)", "pass"),
+}  # fmt: skip
+"""Of any schedule that hands tiles out."""
 PERSISTENT_MUTANTS = {
+    **SCHEDULER_MUTANTS,
     "Q is loaded before it is read": ("mbarrier.wait(q_empty.index(w), q_phase ^ 1)", "pass"),
     "Q of the wrong phase is loaded": ("q_phase ^ 1)", "q_phase)"),
     "Q of the wrong phase is read": ("q_full.index(w), q_phase", "q_full.index(w), 0"),
@@ -220,16 +234,6 @@ PERSISTENT_MUTANTS = {
     "nobody counts uses of Q": ("= end, q_phase ^ 1", "= end, q_phase"),
     "the wrong keys are masked": ("else end - 1 - i)", "else key_tiles - 1 - i)"),
     "the producer walks other tiles": (PRODUCER, PRODUCER + "        taken = (taken[0] ^ 1,)\n"),
-    "the last tile is left out": ("gl.where(pid < count, pid, -1)", "gl.where(pid < count - 1, pid, -1)"),
-    "a tile is taken twice": (NEXT, NEXT.replace("(0) +", "(0) - 1 +")),
-    "a tile is never taken": (NEXT, NEXT.replace("counter_ptr, 1", "counter_ptr, 2")),
-    "the counter is not left as it was": ("gl.atomic_xchg(counter_ptr, 0)", "pass"),
-    "nor the count of programs": ("gl.atomic_xchg(counter_ptr + 1, 0)", "pass"),
-    "the first that ends sets the counter to 0": ("== gl.num_programs(0) - 1:", "== 0:"),
-    "a number is given before it is there": (STORE_NUMBERS + TELL, TELL + STORE_NUMBERS),
-    "a number is overwritten before it is read": ("mbarrier.wait(taken_empty.index(0), phase ^ 1)", "pass"),
-    "a number is given back before it is read": (READ_NUMBERS + GIVE_BACK, GIVE_BACK + READ_NUMBERS),
-    "a number is read before it is there": ("mbarrier.wait(taken_full.index(0), phase)", "pass"),
     "the producer does not give a number back": ("new_barriers(1, WARPGROUPS + 1)", "new_barriers(1, WARPGROUPS)"),
     "no first turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "arrive", 0)', "pass"),
     "no last turn": ('turn(gl.zeros([64], gl.float32, S_ROWS), "sync", 0)', "pass"),

@@ -52,6 +52,7 @@ def test_the_label_says_its_knobs() -> None:
         (PIECES, replace(CONFIG, num_stages=2)),
         (make_spec("float16", 40), CONFIG),
         (SPEC, replace(CONFIG, persistent=True, num_stages=3, order="grouped")),
+        (make_spec("bfloat16", 128, varlen=True), replace(CONFIG, num_stages=3, persistent=True)),
         (DKV, HALVES),
         (SPEC.for_direction("backward_dq"), replace(HALVES, order="longest_first", exp2_by_fma=4)),
         (make_spec("float16", 40, head_dim_v=72, direction="backward_dkv"), HALVES),
@@ -107,7 +108,7 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
         ),
         (
             make_spec("bfloat16", 128, varlen=True),
-            replace(CONFIG, num_stages=3, persistent=True),
+            replace(CONFIG, num_stages=3, order="grouped", persistent=True),
             B200,
             "varlen needs order plain",
         ),
