@@ -278,12 +278,16 @@ fwd_bf16_d192v128_causal_varlen_paged 1 br256_bc128_w8_s2_blackwell_tma_lpt_fma4
 fwd_bf16_d192 1 br128_bc128_w4_s2_blackwell_tma_fma4_lazy8 - - - -
 fwd_bf16_d192_causal 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d256_causal_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_softcap 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
 fwd_bf16_d256_causal_softcap_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
 fwd_bf16_d256_causal_window 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_window_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 fwd_bf16_d256_causal_window_softcap 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
 fwd_fp16_d192 1 br128_bc128_w4_s2_blackwell_tma_fma4_lazy8 - - - -
 fwd_fp16_d192_causal 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
 bwd_dkv_bf16_d64_varlen 1 br128_bc128_w8_s4_blackwell_tma -
