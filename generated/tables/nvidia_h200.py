@@ -209,12 +209,15 @@ bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 551.36
 bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 441.45 1588.6 6188.9 12323.6
 bwd_ds_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
+bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 640.24 1786.5
 bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 539.0 1919.8 7456.3 14839.4
 bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 360.09 1038.0 3761.7 7392.0
+bwd_ds_bf16_d256_causal_softcap 1024 br16_bc32_w8_s2_fa2_ptr 4883.3 18486.4
 bwd_ds_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
 bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
 bwd_dq_of_ds_bf16_d128 1 br128_bc128_w8_s3_fa2_tma 107.64 287.01 1042.0 2048.8
 bwd_dq_of_ds_bf16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 93.086 170.64 543.24 1029.1
+bwd_dq_of_ds_bf16_d128_causal_window 1024 br128_bc128_w8_s3_fa2_tma_lpt 167.58 401.76
 bwd_dq_of_ds_bf16_d256 1 br128_bc64_w8_s3_fa2_tma 93.923 234.57 807.55 1573.3
 bwd_dq_of_ds_bf16_d256_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 78.123 153.24 449.51 796.87
 bwd_dq_of_ds_fp16_d128 1 br128_bc128_w8_s3_fa2_tma 107.64 287.01 1042.0 2048.8
@@ -371,6 +374,7 @@ bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma 1724.9 1724.9
 bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma 1553.1 3232.9
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 489.71 1288.7
 bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s4_hopper_tma 425.94 1274.0
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma 550.8 1883.6
 bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
 bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 486.87 1766.7
 bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 562.53 1907.7
@@ -389,6 +393,7 @@ bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 1137.3 1137.
 bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1050.7 2364.8
 bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 347.37 919.56
 bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.34 933.92
+bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s2_hopper_tma_lpt 359.49 1275.8
 bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 340.34 1167.8
 bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 327.72 1129.3
 bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 405.03 1419.4
@@ -401,8 +406,10 @@ bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 174.33 455.48 1591.9 3108.5
+bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 428.57 1189.2
 bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 294.39 982.98 3748.3 7436.3
 bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 207.5 541.41 1894.9 3700.3
+bwd_ds_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 541.1 1947.1
 bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 174.33 455.48 1591.9 3108.5
 """,
