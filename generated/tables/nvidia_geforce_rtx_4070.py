@@ -11,89 +11,89 @@ ARCH = "sm_89"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 1310.4
-fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 4934.3 19407.6 38722.6
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 674.87
-fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 792.75
-fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2629.4
-fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9869.9 19363.5
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1065.0 3014.4 10976.1 21364.2
-fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 748.95 1230.6
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 802.89 2635.9
-fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9878.5 19373.8
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1098.5 3137.5 11522.4 22475.0
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 751.28
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2341.6
-fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9040.2 35404.6
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 890.88
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2612.8 4155.1 8741.8
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 813.77 2643.6 7521.4 8754.9
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1087.3 3069.6 8539.1 9989.9
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 771.54
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2353.0 7586.4 19181.3
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 903.14 2668.6 3127.6 3458.9
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1424.1
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1772.5 6753.7 26678.2 53244.4
-fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 996.47 3412.6 12966.3 25579.5
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1178.9 4880.6 19765.9 39612.8
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 713.16 2606.1 10047.2 19945.1
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 915.2 2806.9 10245.4 20141.8
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 709.4 2335.4 9164.1 34035.1
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1009.3
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 3196.3 5408.3 10761.6
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9710.2 9710.2
-fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8441.7 19247.9
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 4345.6 4500.4
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 821.76 2735.5 7838.0 9115.8
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1011.7 3037.9 8513.4
-fwd_bf16_d128_causal_window_invariant 16384 br128_bc64_w8_s3_fa2_ptr_lpt 9923.2
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 727.31 2281.7 7441.2 18860.5
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 893.21 2710.4
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3198.7 3528.8
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 688.63 2197.3 8059.7 15845.4
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 875.24 2551.9 9323.1 18338.6
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 590.63 1930.7 7642.4 30099.8
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 710.55 2228.4 3877.9 8300.8
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1240.6 4816.8 19121.3 38193.9
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 761.98 2662.0
-fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 9859.1 19385.6
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1399.7 5489.2 21847.1 43657.7
-fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 896.33 2962.9 10939.1 21514.6
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1103.2 3217.2 11742.7 23090.4
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 884.4 2676.0 10001.7 39234.9
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1064.6
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3593.0 6207.1 13375.4
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 942.73 3116.0 11504.1
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 933.55 2830.1 10584.9
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1018.5 3236.4 5941.3
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 900.67 2969.0 8401.6 9735.5
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 835.48
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2703.6 8434.8 21320.5
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 934.45 3165.9 3978.5 4337.1
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 948.17 3133.2 8874.1
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 924.83
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2822.7 8810.1
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 925.54 3123.2 3878.3
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3820.9 14211.5 55717.1 111064.0
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1741.4 6355.5 24770.2 49329.1
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1882.8 6980.6 27315.1 54431.0
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1278.6 4896.9 19370.2 38667.9
-fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 674.87
-fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 792.75
-fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2629.4
-fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9869.9 19363.5
-fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 748.95 1230.6
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1772.5 6753.7 26678.2 53244.4
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1072.6 3672.6 13941.8 27607.6
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1178.9 4880.6 19765.9 39612.8
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 713.16 2606.1 10047.2 19945.1
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 709.4 2335.4 9164.1 34035.1
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1240.6 4816.8 19121.3 38193.9
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 761.98 2662.0
-fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 9859.1 19385.6
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1399.7 5489.2 21847.1 43657.7
-fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 896.33 2962.9 10939.1 21514.6
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 884.4 2676.0 10001.7 39234.9
+fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 1465.1
+fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 5083.2 19561.2 38876.6
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 845.0
+fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 854.13
+fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2736.0
+fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9956.9 19411.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1304.1 3244.9 11199.2 21619.4
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 826.2 1297.4
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 898.4 2727.6
+fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9968.3 19484.2
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1384.1 3444.0 11800.5 22766.6
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 836.31
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2489.1
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9217.0 35756.3
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 996.06
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2876.5 4218.9 8803.7
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 976.25 2804.8 7673.2 8911.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1455.9 3428.6 8904.7 10333.5
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 913.71
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2553.6 7778.2 19563.6
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 1153.4 2937.4 3195.8 3529.2
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1594.1
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1956.8 6934.9 26858.9 53425.0
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1104.4 3507.3 13087.0 25688.1
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1476.6 5188.2 20071.3 39918.1
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1100.4 2964.4 10391.7 20292.1
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1506.0 3376.8 10794.4 20682.9
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1220.4 2792.6 9610.7 34860.9
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1051.2
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 3508.0 5492.9 10829.3
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9831.9 9831.9
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8684.6 19722.6
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 4365.2 4515.3
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 926.46 2833.7 7929.8 9206.7
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1207.8 3211.8 8711.6
+fwd_bf16_d128_causal_window_invariant 16384 br128_bc64_w8_s3_fa2_ptr_lpt 10225.1
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 945.93 2474.7 7661.8 19286.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1097.4 3736.2
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3216.8 3546.6
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 785.95 2286.2 8146.5 15933.5
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 718.27 2394.3 9166.7 18181.6
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 676.94 2002.0 7710.2 30262.0
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 818.15 2347.9 3935.4 8397.9
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1289.9 4864.4 19168.6 38241.3
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 860.27 2761.2
+fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 10027.9 19554.0
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1491.7 5577.0 21934.0 43744.6
+fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 990.18 3048.7 11020.9 21588.8
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1115.6 3229.2 11754.3 23102.4
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1016.5 2797.2 10113.5 39456.6
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1035.2
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3705.5 6234.0 13402.3
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1034.9 3203.2 11586.3
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1065.8 2952.0 10697.0
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1049.4 3482.0 6322.0
+fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1021.9 3078.4 8518.6 9837.8
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1065.8
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2861.8 8580.9 21613.5
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1000.8 3067.2 3714.6 4035.5
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1070.2 3243.5 8991.7
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 1005.6
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2979.7 8953.3
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1155.5 3910.6 4862.3
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 4178.0 14565.2 56068.4 111417.4
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 787.58 2971.6 14562.5 49360.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 966.86 3383.0 16200.9 54667.8
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1402.2 5002.4 19471.2 38768.5
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 845.0
+fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 854.13
+fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2736.0
+fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9956.9 19411.7
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 826.2 1297.4
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1956.8 6934.9 26858.9 53425.0
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1178.5 3774.1 14030.1 27706.1
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1476.6 5188.2 20071.3 39918.1
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1100.4 2964.4 10391.7 20292.1
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1220.4 2792.6 9610.7 34860.9
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1289.9 4864.4 19168.6 38241.3
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 860.27 2761.2
+fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 10027.9 19554.0
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1491.7 5577.0 21934.0 43744.6
+fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 990.18 3048.7 11020.9 21588.8
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1016.5 2797.2 10113.5 39456.6
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 273.36 273.36 273.36 273.36
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 267.77 267.77 267.77 267.77
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 271.28 271.28 271.28 271.28
@@ -105,167 +105,167 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 267.77 267.77 267.77 267.77
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 271.28 271.28 271.28 271.28
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 253.86 253.86 253.86 253.86
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 270.24 270.24 270.24 270.24
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2488.2 9681.2 38453.3 76816.1
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1206.0
-bwd_dkv_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1528.2 5140.2 19463.7 38577.6
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1613.9 5218.5 19545.7 38621.1
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1391.0 2330.8 18312.8
-bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 5491.2
-bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 15053.2
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 4565.4 15169.8
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3089.0
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 3524.4 13735.3 54579.1 109038.2
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2136.9 7323.6
-bwd_dkv_bf16_d96_causal 4096 br32_bc128_w8_s2_fa2_ptr 27804.6 54903.4
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2683.5 10434.2 41437.0 82774.4
-bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1794.0 5825.2 21625.8 42670.0
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1762.6 5714.3 21218.5 41861.5
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 5199.1 20027.5 73454.1
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 20869.5 20869.5
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 19199.0 42976.1
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 6258.1 17425.7
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4631.9 15923.3
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 6263.1 24124.0
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5409.1 22217.5
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3880.2 14984.1 59399.7 118620.4
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2183.4 7704.1 29764.8 59191.6
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 3071.2 11857.8 47004.3 93866.2
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1680.3 5941.3 22960.1 45662.9
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2438.6 8776.6 34085.6 67845.9
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5221.0 21787.7
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6321.4 24587.5
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5803.6 24305.0
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 5974.6 17549.5
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5286.6 18295.3
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6306.4 18530.8
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5831.3 20211.3
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4950.9 18704.2 73661.0 147114.7
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 21072.3 89818.3
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2488.2 9681.2 38453.3 76816.1
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1206.0
-bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1528.2 5140.2 19463.7 38577.6
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1391.0 2330.8 18312.8
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 3524.4 13735.3 54579.1 109038.2
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2136.9 7323.6
-bwd_dkv_fp16_d96_causal 4096 br32_bc128_w8_s2_fa2_ptr 27804.6 54903.4
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2683.5 10434.2 41437.0 82774.4
-bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1794.0 5825.2 21625.8 42670.0
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 5199.1 20027.5 73454.1
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3880.2 14984.1 59399.7 118620.4
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2183.4 7704.1 29764.8 59191.6
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 3071.2 11857.8 47004.3 93866.2
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1680.3 5941.3 22960.1 45662.9
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5221.0 21787.7
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1882.2 7287.8 28910.5 57740.8
-bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 894.12
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1131.8 3842.6 14661.2
-bwd_dq_bf16_d64_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 28991.4
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1166.2 3894.3 14692.1 29073.4
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1065.4 1757.5 13488.5
-bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 3916.8 11117.3
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3539.3
-bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 11271.1
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 2163.0
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2677.5 10301.6 40798.0 81468.3
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1768.9 5682.2 21112.4 41664.0
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 2133.7 8181.7 32373.7 64637.6
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1387.7 4405.8 16256.1 32034.4
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1449.6 4946.3 18907.8 37514.1
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3991.0 14946.9 55063.6
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 15113.5 15113.5
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 13896.6 31675.4
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4345.5 12340.3
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3964.8 12358.3
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 5352.3 20347.2
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4682.6 18735.6
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3876.0 15001.6 59577.8 119039.3
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2142.3 7654.4 29476.2 58569.8
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 3091.8 11927.3 47340.2 94588.6
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1742.7 6200.1 23793.1 47263.0
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1298.3 4544.7 17512.7 34803.5
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5293.1 21869.5
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6248.1 24018.0
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5368.1 22189.0
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6278.8 18267.5
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5367.5 18305.1
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6556.7 19070.6
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5291.9 18026.3
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6540.2 24728.3 97462.3 194459.5
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 12516.0 53127.4
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1882.2 7287.8 28910.5 57740.8
-bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 894.12
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1131.8 3842.6 14661.2
-bwd_dq_fp16_d64_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 28991.4
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1065.4 1757.5 13488.5
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2677.5 10301.6 40798.0 81468.3
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1768.9 5682.2 21112.4 41664.0
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 2133.7 8181.7 32373.7 64637.6
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1387.7 4405.8 16256.1 32034.4
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3991.0 14946.9 55063.6
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3876.0 15001.6 59577.8 119039.3
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2142.3 7654.4 29476.2 58569.8
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 3091.8 11927.3 47340.2 94588.6
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1742.7 6200.1 23793.1 47263.0
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5293.1 21869.5
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 3421.2 13304.9 52839.4 105552.1
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 2059.2 7050.6
-bwd_fused_bf16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 26712.9 52805.1
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 4173.4
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 5338.1 20802.0 82657.4 165131.3
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3161.8 10982.6 42105.0 83568.1
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 4060.3 15821.2 62864.7 125589.3
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2411.7 8379.3 32089.4 63669.4
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 3421.2 13304.9 52839.4 105552.1
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 2059.2 7050.6
-bwd_fused_fp16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 26712.9 52805.1
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 5338.1 20802.0 82657.4 165131.3
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3161.8 10982.6 42105.0 83568.1
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 4060.3 15821.2 62864.7 125589.3
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2411.7 8379.3 32089.4 63669.4
-decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr_x3 30.897 90.106
-decode_bf16_d64 4096 br16_bc32_w4_s3_fa2_ptr_x5 317.06 614.97
-decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 30.37
-decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x8 91.202
-decode_bf16_d64_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_x2 317.3
-decode_bf16_d64_sink_paged 16384 br16_bc32_w4_s4_fa2_ptr_x8 616.25
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 35.235 109.67 333.21
-decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s3_fa2_ptr 624.36
-decode_bf16_d64_window_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 30.521
-decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x5 91.21
-decode_bf16_d64_window_sink_paged 4096 br16_bc32_w4_s2_fa2_ptr_x7 166.11 166.11
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 35.534 110.02
-decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 182.16 182.16
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 52.14
-decode_bf16_d128 1024 br16_bc32_w4_s3_fa2_ptr_x2 168.41 619.03 1215.4
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 51.829
-decode_bf16_d128_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 168.48 619.09 1215.4
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 67.716 199.82 619.84 1222.7
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 51.896
-decode_bf16_d128_window_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 168.57 319.4 319.4
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 66.601
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 200.64 337.27 337.27
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 624.97 625.92
-decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr 64.338
-decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 208.63
-decode_bf16_d192v128_paged 4096 br16_bc64_w8_s1_fa2_ptr_x2 771.7
-decode_bf16_d192v128_paged 16384 br16_bc32_w4_s3_fa2_ptr_x2 1522.5
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 99.946 307.82 974.07 1825.0
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 92.806 321.24
-decode_bf16_d256 4096 br16_bc32_w4_s2_fa2_ptr_x2 1223.9
-decode_bf16_d256 16384 br16_bc32_w4_s3_fa2_ptr 2413.5
-decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 96.373
-decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 323.73 1226.1 2420.0
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 182.59
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 431.2 1335.2 2478.6
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 93.823 322.61
-decode_bf16_d256_softcap_paged 4096 br16_bc64_w8_s1_fa2_ptr_x2 1227.3
-decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 96.421
-decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 323.65 625.48 625.48
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 173.59
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 433.03 679.11 679.11
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 94.019 322.71
-decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 626.22
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 178.87 640.36 2458.3 4864.1
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 180.2 639.94 2456.0 4859.0
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2557.3 9742.9 38513.2 76875.7
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1347.0
+bwd_dkv_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1894.2 5480.4 19807.1 38915.3
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1729.0 5333.9 19674.0 38775.0
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1546.8 2465.0 18328.8
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 5495.1
+bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 15068.3
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 4578.1 15183.8
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3232.3
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 3675.5 13883.6 54726.6 109185.6
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2375.4 7558.8
+bwd_dkv_bf16_d96_causal 4096 br32_bc128_w8_s2_fa2_ptr 27910.0 55009.7
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2758.2 10505.9 41508.0 82845.3
+bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1894.9 5912.3 21713.8 42753.5
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1933.0 5875.0 21382.9 42018.3
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 5232.2 20055.0 73495.2
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 20880.6 20880.6
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 19217.0 43017.7
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 6271.8 17439.3
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4691.1 15952.4
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 6524.5 24380.5
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5777.3 22586.4
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 4055.8 15155.5 59570.0 118790.7
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2635.8 8142.2 30198.9 59631.3
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 3200.1 11982.2 47127.6 93989.5
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 2058.1 6303.5 23319.3 46026.3
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2616.9 8938.9 34243.9 68006.5
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5451.1 22021.8
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6488.2 24753.2
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 6027.8 24532.2
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 6033.2 17610.2
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5375.6 18384.0
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6364.8 18591.3
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5920.0 20299.8
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 5037.9 18783.6 73751.8 147205.5
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 21180.6 89918.8
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2557.3 9742.9 38513.2 76875.7
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1347.0
+bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1894.2 5480.4 19807.1 38915.3
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1546.8 2465.0 18328.8
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 3675.5 13883.6 54726.6 109185.6
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2375.4 7558.8
+bwd_dkv_fp16_d96_causal 4096 br32_bc128_w8_s2_fa2_ptr 27910.0 55009.7
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2758.2 10505.9 41508.0 82845.3
+bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1894.9 5912.3 21713.8 42753.5
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 5232.2 20055.0 73495.2
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 4055.8 15155.5 59570.0 118790.7
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2635.8 8142.2 30198.9 59631.3
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 3200.1 11982.2 47127.6 93989.5
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 2058.1 6303.5 23319.3 46026.3
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5451.1 22021.8
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1983.7 7379.8 29000.1 57830.0
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 1085.8
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1254.1 3989.2 14774.6
+bwd_dq_bf16_d64_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 29074.6
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1404.9 4108.9 14909.5 29303.0
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1198.4 1884.9 13621.7
+bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 4458.0 11673.7
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3679.0
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 11456.5
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 2417.8
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2822.5 10441.4 40936.4 81606.6
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1923.8 5824.3 21249.5 41801.5
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 2244.9 8287.7 32478.5 64742.1
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1501.9 4510.6 16362.5 32135.8
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1513.1 5007.0 18968.6 37577.7
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4183.5 15132.7 55409.6
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 15296.6 15296.6
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14138.2 32151.2
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4543.8 12552.7
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4218.6 12606.9
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 5492.0 20483.5
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4862.7 18911.5
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3912.1 15036.6 59612.6 119074.1
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2182.0 7691.1 29512.8 58605.6
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 3125.1 11960.0 47372.8 94621.2
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1776.6 6232.1 23825.6 47293.2
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1660.6 4894.9 17858.5 35152.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5346.2 21930.8
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6280.8 24051.8
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5413.0 22235.4
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6315.0 18304.2
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5408.8 18348.2
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6594.4 19106.5
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5341.5 18089.7
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6913.8 25094.8 97823.4 194821.7
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 13342.3 53979.5
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1983.7 7379.8 29000.1 57830.0
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 1085.8
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1254.1 3989.2 14774.6
+bwd_dq_fp16_d64_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 29074.6
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1198.4 1884.9 13621.7
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2822.5 10441.4 40936.4 81606.6
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1923.8 5824.3 21249.5 41801.5
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 2244.9 8287.7 32478.5 64742.1
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1501.9 4510.6 16362.5 32135.8
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4183.5 15132.7 55409.6
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3912.1 15036.6 59612.6 119074.1
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2182.0 7691.1 29512.8 58605.6
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 3125.1 11960.0 47372.8 94621.2
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1776.6 6232.1 23825.6 47293.2
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5346.2 21930.8
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 3589.1 13464.8 52997.4 105709.8
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 2272.4 7251.6
+bwd_fused_bf16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 27042.8 53134.5
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 4361.1
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 5517.0 20976.9 82831.4 165305.3
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3556.0 11361.5 42480.7 83940.6
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 4201.4 15958.2 63000.7 125725.4
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2721.3 8673.4 32379.3 63956.4
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 3589.1 13464.8 52997.4 105709.8
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 2272.4 7251.6
+bwd_fused_fp16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 27042.8 53134.5
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 5517.0 20976.9 82831.4 165305.3
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3556.0 11361.5 42480.7 83940.6
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 4201.4 15958.2 63000.7 125725.4
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2721.3 8673.4 32379.3 63956.4
+decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr_x3 33.317 90.566
+decode_bf16_d64 4096 br16_bc32_w4_s3_fa2_ptr_x5 317.61 615.36
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 34.742
+decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x8 91.559
+decode_bf16_d64_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_x2 318.26
+decode_bf16_d64_sink_paged 16384 br16_bc32_w4_s4_fa2_ptr_x8 616.6
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 38.883 112.73 335.76
+decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s3_fa2_ptr 625.42
+decode_bf16_d64_window_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 36.803
+decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x5 91.446
+decode_bf16_d64_window_sink_paged 4096 br16_bc32_w4_s2_fa2_ptr_x7 166.3 166.3
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 41.437 114.64
+decode_bf16_d64_window_sink_paged_invariant 4096 br16_bc64_w1_s5_fa2_ptr 188.32 188.32
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 53.416
+decode_bf16_d128 1024 br16_bc32_w4_s3_fa2_ptr_x2 169.09 619.61 1215.8
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 53.23
+decode_bf16_d128_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 169.38 619.85 1216.0
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 69.403 201.47 619.48 1222.0
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 55.236
+decode_bf16_d128_window_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 169.93 320.65 320.65
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 66.322
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 203.55 339.1 339.1
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 626.13 626.96
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr 68.709
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 209.53
+decode_bf16_d192v128_paged 4096 br16_bc64_w8_s1_fa2_ptr_x2 771.91
+decode_bf16_d192v128_paged 16384 br16_bc32_w4_s3_fa2_ptr_x2 1523.1
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 105.84 317.3 1002.3 1876.4
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 95.082 322.67
+decode_bf16_d256 4096 br16_bc32_w4_s2_fa2_ptr_x2 1224.5
+decode_bf16_d256 16384 br16_bc32_w4_s3_fa2_ptr 2414.4
+decode_bf16_d256_paged 1 br16_bc64_w4_s4_fa2_ptr 99.138
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 324.72 1227.0 2420.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 193.73
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 435.89 1340.9 2482.6
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 96.605 324.39
+decode_bf16_d256_softcap_paged 4096 br16_bc64_w8_s1_fa2_ptr_x2 1227.2
+decode_bf16_d256_window_paged 1 br16_bc64_w4_s4_fa2_ptr 102.76
+decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 324.96 626.68 626.68
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 196.06
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 440.24 681.51 681.51
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 98.215 325.4
+decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 627.39
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 185.76 645.3 2459.4 4864.8
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 194.36 656.69 2457.6 4860.1
 """,
 }

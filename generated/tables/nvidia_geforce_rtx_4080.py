@@ -11,90 +11,90 @@ ARCH = "sm_89"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 778.07
-fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 2926.3 11510.6 22978.8
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 450.95
-fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 482.25 1587.6 6007.9
-fwd_bf16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11681.7
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 647.06 1826.3 6625.9 13013.0
-fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 453.69 743.96
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 485.79 1593.0 6012.4
-fwd_bf16_d64_causal_sink 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11688.0
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 670.19 1907.7 6951.2 13679.3
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 455.97
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1409.2
-fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 5414.4 21210.1
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 539.3
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1579.9 2535.7 5310.0
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.89 1606.6 4535.6 5220.1
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 660.25 1867.6 5171.6 6000.5
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 467.3
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1421.3 4546.9 11489.4
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 544.99 1610.3 1895.8 2049.0
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 857.25
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1065.0 4053.6 16007.8 31946.9
-fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 603.92 2073.9 7894.9 15581.9
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 705.0 2894.5 11718.7 23484.3
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 436.94 1587.9 6120.2 11957.0
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 556.37 1710.9 6235.9 12071.5
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 430.07 1417.1 5505.1 20399.3
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 612.86
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1939.3 3275.3 6659.6
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5917.5 5917.5
-fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5059.7 11531.0
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2683.0 2739.4
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 497.87 1663.2 4720.5 5474.7
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 614.45 1831.1
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5143.5 5948.8
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 440.82 1376.2 4476.6 11297.0
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 543.37 1644.3 1935.9
-fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2181.5
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 421.39 1350.9 4946.8 9512.1
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 531.31 1547.7 5581.5 11001.3
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 360.12 1162.1 4586.2 18049.4
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 428.34 1359.5 2424.4 5070.1
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 745.43 2890.6 11471.5 22912.7
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 468.67 1634.4
-fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6051.3 11637.1
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 842.99 3302.4 13140.2 26257.2
-fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 548.41
-fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1836.2 6748.3 12948.9
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 670.06 1960.3 7035.0 13863.1
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 541.98 1641.2 6056.2 23559.9
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 653.1
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2203.1 4021.1 8445.0
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 578.89 1931.0 7096.7
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 571.89 1735.4 6409.4
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 623.2 1999.7 3895.5
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.07 1839.2 5100.2 5833.6
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 507.16
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1658.4 5097.0 12846.4
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 570.63 1943.4 2490.7 2722.4
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 582.21 1941.5 5387.1
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 563.71
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1731.4 5323.8
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 566.11 1903.0
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2354.7
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2306.3 8577.4 33558.4 66933.4
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1060.8 3870.2 15025.7 29969.8
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1146.6 4250.3 16564.4 33055.5
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 759.17 2904.2 11484.2 22924.1
-fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 450.95
-fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 482.25 1587.6 6007.9
-fwd_fp16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11681.7
-fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 453.69 743.96
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1065.0 4053.6 16007.8 31946.9
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 647.27 2226.5 8427.7 16552.3
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 705.0 2894.5 11718.7 23484.3
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 436.94 1587.9 6120.2 11957.0
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 430.07 1417.1 5505.1 20399.3
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 745.43 2890.6 11471.5 22912.7
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 468.67 1634.4
-fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6051.3 11637.1
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 842.99 3302.4 13140.2 26257.2
-fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 548.41
-fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1836.2 6748.3 12948.9
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 541.98 1641.2 6056.2 23559.9
+fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 869.78
+fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 3014.6 11601.5 23069.7
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 508.22
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 547.38 1646.9 6044.5
+fwd_bf16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11803.5
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 789.43 1972.8 6757.4 13145.7
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 499.3 787.68
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 544.19 1647.6 6044.2
+fwd_bf16_d64_causal_sink 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11782.1
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 837.38 2082.1 7174.3 13852.8
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 508.78
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1501.6
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 5528.4 21417.7
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 603.39
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1744.4 2568.8 5353.0
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 588.07 1691.2 4626.3 5311.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 888.13 2091.2 5391.8 6217.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 553.73
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1539.8 4670.0 11722.8
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 694.27 1768.0 1935.8 2089.4
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 962.1
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1176.1 4162.8 16116.9 32055.9
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 670.92 2137.7 8009.1 15632.5
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 876.56 3076.9 11899.9 23665.4
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 664.63 1806.0 6323.0 12159.1
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 911.03 2053.8 6549.3 12392.6
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 737.63 1695.6 5775.0 20896.3
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 635.98
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2129.3 3320.2 6700.5
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5965.9 5965.9
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5196.1 11835.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2687.6 2747.7
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 562.78 1712.5 4786.6 5525.5
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 729.44 1951.8
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5325.6 6123.6
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 569.54 1506.8 4594.8 11569.9
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 666.6 2256.6 2784.6
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2192.6
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 480.96 1408.9 4995.3 9562.9
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 436.26 1453.0 5491.2 10907.2
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 415.56 1226.9 4638.6 18124.4
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 498.7 1441.4 2460.3 5128.8
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 774.96 2919.2 11500.0 22941.1
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 522.31 1681.1
+fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6145.0 11736.0
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 898.3 3355.2 13192.6 26309.6
+fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 602.27
+fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1887.9 6792.4 12993.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 677.45 1967.1 7041.9 13870.1
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 621.21 1710.3 6116.5 23692.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 635.19
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2267.3 4036.6 8464.3
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 634.33 1982.8 7141.1
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 651.54 1805.2 6469.2
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 640.85 2126.5 4063.4
+fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 626.0 1906.0 5162.9 5891.5
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 646.65
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1750.2 5188.9 13022.0
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 609.8 1862.2 2323.5 2558.4
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 655.61 2008.7 5450.3
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 617.63
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1821.5 5412.8
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 710.15 2418.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2380.4
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2519.1 8789.7 33770.1 67148.0
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 490.08 1830.1 8838.6 29986.3
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 601.01 2083.4 9822.3 33203.0
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 832.45 2966.7 11544.2 22984.1
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 508.22
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 547.38 1646.9 6044.5
+fwd_fp16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11803.5
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 499.3 787.68
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1176.1 4162.8 16116.9 32055.9
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 709.08 2279.7 8492.5 16595.0
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 876.56 3076.9 11899.9 23665.4
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 664.63 1806.0 6323.0 12159.1
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 737.63 1695.6 5775.0 20896.3
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 774.96 2919.2 11500.0 22941.1
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 522.31 1681.1
+fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6145.0 11736.0
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 898.3 3355.2 13192.6 26309.6
+fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 602.27
+fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1887.9 6792.4 12993.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 621.21 1710.3 6116.5 23692.5
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 193.17 193.17 193.17 193.17
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 189.24 189.24 189.24 189.24
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 191.71 191.71 191.71 191.71
@@ -106,156 +106,156 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 189.24 189.24 189.24 189.24
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 191.71 191.71 191.71 191.71
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 179.46 179.46 179.46 179.46
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 190.98 190.98 190.98 190.98
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1476.3 5740.4 22796.9 45538.9
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 722.39
-bwd_dkv_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 921.65 3087.7 11750.2 23085.0
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 969.97 3146.0 11804.6 23123.4
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 838.62 1399.2 11284.7
-bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 3395.9 9623.7
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2779.6
-bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 9192.8
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1862.2
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2125.9 8281.7 32904.8 65748.5
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1285.8 4408.7 16755.0
-bwd_dkv_bf16_d96_causal 16384 br32_bc128_w8_s2_fa2_ptr 32882.6
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1592.1 6186.8 24565.7 49083.2
-bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1090.3 3543.5 13172.9 25573.3
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1070.4 3477.5 12923.2 25088.3
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3254.5
-bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12684.0 44397.0
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 13147.6 13147.6
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12256.6 26207.4
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3964.5 10780.7
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2844.2 9611.0
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3775.7 14450.7
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3255.4 13308.6
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2328.8 8989.7 35633.4 71158.2
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1316.4 4644.2 17829.3 35428.9
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1821.9 7030.7 27866.0 55646.5
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1015.5 3587.8 13758.9 27336.0
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1473.1 5299.0 20425.1 40616.5
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3177.2 13082.5
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3848.1 14762.2
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3531.7 14594.0
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3637.0 10565.6
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3217.4 11003.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3839.2 11156.4
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3549.2 12156.1
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3068.8 11257.3 44188.0 88261.7
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 12836.4 53865.2
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1476.3 5740.4 22796.9 45538.9
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 722.39
-bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 921.65 3087.7 11750.2 23085.0
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 838.62 1399.2 11284.7
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2125.9 8281.7 32904.8 65748.5
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1285.8 4408.7 16755.0
-bwd_dkv_fp16_d96_causal 16384 br32_bc128_w8_s2_fa2_ptr 32882.6
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1592.1 6186.8 24565.7 49083.2
-bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1090.3 3543.5 13172.9 25573.3
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3254.5
-bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12684.0 44397.0
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2328.8 8989.7 35633.4 71158.2
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1316.4 4644.2 17829.3 35428.9
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1821.9 7030.7 27866.0 55646.5
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1015.5 3587.8 13758.9 27336.0
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3177.2 13082.5
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1117.0 4321.6 17139.8 34230.8
-bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 566.23
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.6 2327.7 8864.3 17515.1
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 700.8 2332.8 8853.9 17397.2
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 641.73 1062.0 8087.0
-bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 2357.9 6705.3
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2123.3
-bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 6772.7
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1295.4
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1615.4 6211.6 24596.7 49140.0
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1071.4 3443.9 12807.4 24953.8
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1266.1 4851.5 19192.8 38343.5
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 842.6 2681.7 9900.8 19199.0
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 874.76 2985.2 11400.9 22589.1
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2421.5 8977.3 33003.6
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 9212.3 9212.3
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8348.7 19018.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2645.5 7433.7
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2405.4 7425.7
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3248.2 12190.4
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2835.0 11241.5
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2326.3 9000.5 35789.1 71507.2
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1301.0 4643.3 17684.0 35187.6
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1834.1 7071.9 28113.8 56172.0
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1062.9 3776.9 14288.1 28424.7
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 783.61 2743.4 10546.7 20971.9
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3220.6 13150.7
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3806.3 14423.0
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3266.4 13342.5
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3824.7 11043.4
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3265.6 11008.1
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3994.3 11526.3
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3219.4 10838.5
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 3929.5 14849.7 58514.0 116757.1
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 7502.9 31790.3
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1117.0 4321.6 17139.8 34230.8
-bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 566.23
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.6 2327.7 8864.3 17515.1
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 641.73 1062.0 8087.0
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1615.4 6211.6 24596.7 49140.0
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1071.4 3443.9 12807.4 24953.8
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1266.1 4851.5 19192.8 38343.5
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 842.6 2681.7 9900.8 19199.0
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2421.5 8977.3 33003.6
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2326.3 9000.5 35789.1 71507.2
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1301.0 4643.3 17684.0 35187.6
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1834.1 7071.9 28113.8 56172.0
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1062.9 3776.9 14288.1 28424.7
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3220.6 13150.7
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2029.4 7888.5 31325.2 62574.0
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1238.9 4247.7
-bwd_fused_bf16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 16129.0 31615.7
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2511.8
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3201.8 12473.4 49560.1 99009.0
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1905.2 6614.6 25201.7 50052.7
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2408.2 9380.2 37268.3 74452.4
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1454.7 5058.3 19211.7 38152.5
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2029.4 7888.5 31325.2 62574.0
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1238.9 4247.7
-bwd_fused_fp16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 16129.0 31615.7
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3201.8 12473.4 49560.1 99009.0
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1905.2 6614.6 25201.7 50052.7
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2408.2 9380.2 37268.3 74452.4
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1454.7 5058.3 19211.7 38152.5
-decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 24.585
-decode_bf16_d64 1024 br16_bc32_w4_s2_fa2_ptr_x7 67.812
-decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 226.54 435.7
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 24.739
-decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 67.835 227.84 436.1
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.604 84.257 234.82 447.03
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 24.861
-decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 68.096
-decode_bf16_d64_window_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 122.52 122.52
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.844 84.428 139.71 139.71
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 39.933
-decode_bf16_d128 1024 br16_bc32_w4_s3_fa2_ptr_x2 123.25 437.88 852.31
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 40.223 123.34 437.89 852.31
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 59.393 159.35 453.61 907.58
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 40.325 123.46 228.86 228.86
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 55.501 159.31 263.96 263.96
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr_x4 447.2 447.53
-decode_bf16_d192v128_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 47.461 151.04
-decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 545.24 1061.7
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 74.716 208.88 582.05 1115.0
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 68.573 231.98 859.54
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1517.2 5777.0 22832.4 45574.3
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 806.3
+bwd_dkv_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1144.5 3309.0 11960.7 23298.4
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1041.2 3214.0 11848.5 23197.9
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 932.32 1489.0 11297.0
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 3398.7 9626.2
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2846.3
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 9200.5
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1940.0
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2217.0 8371.1 32993.8 65837.4
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1430.4 4543.7 16898.3
+bwd_dkv_bf16_d96_causal 16384 br32_bc128_w8_s2_fa2_ptr 32947.8
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1636.3 6229.3 24607.8 49125.3
+bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1150.3 3598.7 13222.0 25622.1
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1173.8 3579.0 13014.1 25181.2
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3231.8
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12695.4 44426.5
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 13152.3 13152.3
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12266.6 26236.8
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3974.4 10788.1
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2866.5 9631.5
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3930.4 14603.8
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3473.3 13528.1
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2434.1 9092.5 35735.7 71260.5
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1587.0 4903.6 18089.1 35687.6
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1898.3 7104.4 27939.3 55719.7
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1241.2 3801.6 13973.6 27550.4
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1579.5 5396.3 20520.3 40710.6
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3313.6 13224.7
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3945.2 14861.3
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3665.7 14732.5
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3671.9 10600.3
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3271.0 11056.3
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3874.3 11191.0
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3601.6 12208.2
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3122.7 11304.3 44238.9 88312.6
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 12893.9 53926.5
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1517.2 5777.0 22832.4 45574.3
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 806.3
+bwd_dkv_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1144.5 3309.0 11960.7 23298.4
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 932.32 1489.0 11297.0
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2217.0 8371.1 32993.8 65837.4
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1430.4 4543.7 16898.3
+bwd_dkv_fp16_d96_causal 16384 br32_bc128_w8_s2_fa2_ptr 32947.8
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1636.3 6229.3 24607.8 49125.3
+bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1150.3 3598.7 13222.0 25622.1
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3231.8
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12695.4 44426.5
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2434.1 9092.5 35735.7 71260.5
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1587.0 4903.6 18089.1 35687.6
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1898.3 7104.4 27939.3 55719.7
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1241.2 3801.6 13973.6 27550.4
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3313.6 13224.7
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1177.2 4376.1 17192.9 34283.9
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 650.88
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 759.32 2407.2 8976.1 17627.5
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 849.03 2475.4 8969.6 17528.9
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 723.84 1140.2 8173.9
+bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 2683.5 7036.0
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2219.0
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 6881.4
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1455.6
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1702.7 6295.9 24680.2 49223.5
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1163.8 3530.9 12888.3 25034.4
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1332.0 4914.3 19254.9 38405.6
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 912.26 2747.6 9960.0 19258.6
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 913.66 3021.9 11437.2 22624.6
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2538.1 9090.8 33210.0
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 9318.1 9318.1
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8494.4 19304.9
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2767.5 7555.8
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2561.1 7579.1
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3332.7 12270.9
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2944.3 11350.0
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2348.0 9021.5 35810.1 71528.2
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1324.3 4666.4 17705.2 35208.7
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1853.8 7091.3 28133.2 56191.4
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1082.2 3794.3 14307.4 28442.7
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1001.3 2953.9 10753.9 21181.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3252.3 13185.5
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3825.2 14442.8
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3293.2 13368.8
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3845.8 11065.5
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3290.5 11033.0
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4016.2 11550.2
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3248.6 10878.8
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4154.4 15070.8 58735.5 116975.2
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 7999.1 32297.4
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1177.2 4376.1 17192.9 34283.9
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 650.88
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 759.32 2407.2 8976.1 17627.5
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 723.84 1140.2 8173.9
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1702.7 6295.9 24680.2 49223.5
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1163.8 3530.9 12888.3 25034.4
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1332.0 4914.3 19254.9 38405.6
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 912.26 2747.6 9960.0 19258.6
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2538.1 9090.8 33210.0
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2348.0 9021.5 35810.1 71528.2
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1324.3 4666.4 17705.2 35208.7
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1853.8 7091.3 28133.2 56191.4
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1082.2 3794.3 14307.4 28442.7
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3252.3 13185.5
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2128.9 7983.3 31418.8 62667.7
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1369.5 4371.1
+bwd_fused_bf16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 16325.4 31807.1
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2622.4
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3309.0 12578.3 49664.6 99113.4
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2139.5 6842.6 25421.4 50273.8
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2491.9 9461.5 37349.1 74533.2
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1641.3 5234.9 19382.2 38324.2
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2128.9 7983.3 31418.8 62667.7
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1369.5 4371.1
+bwd_fused_fp16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 16325.4 31807.1
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3309.0 12578.3 49664.6 99113.4
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2139.5 6842.6 25421.4 50273.8
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2491.9 9461.5 37349.1 74533.2
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1641.3 5234.9 19382.2 38324.2
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 26.807
+decode_bf16_d64 1024 br16_bc32_w4_s2_fa2_ptr_x7 67.896
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 227.01 436.03
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 28.048
+decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 68.595 228.01 436.21
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 32.558 86.893 236.41 449.32
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 30.244
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 73.431
+decode_bf16_d64_window_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 123.58 123.58
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 34.379 88.289 144.01 144.01
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 41.427
+decode_bf16_d128 1024 br16_bc32_w4_s3_fa2_ptr_x2 124.2 438.08 852.35
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 43.354 124.6 438.16 852.36
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 61.363 160.61 453.21 905.67
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 45.474 125.37 229.3 229.3
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 55.17 159.03 263.93 263.93
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s3_fa2_ptr_x4 447.64 447.96
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 47.568 151.46
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 545.51 1061.8
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 79.319 215.27 598.8 1146.4
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 69.773 233.4 860.14
 decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1689.3
-decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.612
-decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 233.98 862.1 1689.6
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 122.54
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 323.35 913.39 1754.4
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 68.957 233.21 860.87
-decode_bf16_d256_window_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.786
-decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 234.02 444.6 444.6
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 116.57
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 324.75 534.07 534.07
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 69.055 233.31 441.06
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 125.93 455.12 1722.3 3381.5
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 125.63 454.46 1722.0 3380.5
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.609
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 235.45 862.4 1689.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 130.04
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 326.92 916.2 1757.5
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 71.11 234.98 861.62
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.798
+decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 235.97 445.02 445.02
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 131.63
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 330.21 541.86 541.86
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 74.393 235.97 442.16
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 128.63 455.95 1722.9 3381.7
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 132.16 455.75 1722.9 3380.7
 """,
 }

@@ -11,90 +11,90 @@ ARCH = "sm_89"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 442.31 1690.6 6683.8 13341.5
+fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 506.96 1777.0 6846.2 13613.1
 fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 322.2
-fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 279.62 926.93 3557.4 6975.4
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 389.32 1103.1 4002.4 7866.8
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 325.12 449.4
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 286.36 932.44 3513.0 6909.2
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 403.02 1169.7 4254.3 8266.1
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 283.24 847.56
-fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3244.1 12551.7
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 329.63
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 951.9 1579.6 3315.0
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 291.54 936.93 2645.5 3059.7
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 397.6 1127.3 3108.4 3586.9
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 286.2 850.86 2698.0 6807.2
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 326.68 968.53 1140.0 1266.0
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 504.49
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 628.66 2391.2 9441.3 18841.5
-fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.79 1218.1 4670.0 9145.9
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 416.1 1700.2 6879.3 13784.8
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 270.35 964.28 3706.5 6989.0
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 336.61 1041.2 3790.5 7079.4
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 259.68 859.27 3316.4 12089.7
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 371.31
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1172.4 2048.7 4170.1
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3456.0 3456.0
-fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3045.9 6855.0
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1667.6 1662.9
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 291.52 979.87 2759.7 3168.8
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 371.53 1109.1
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3095.4 3551.2
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 266.31 827.64 2657.8 6730.6
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 327.07 990.41
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1211.8 1277.0
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 256.72 827.78 3031.6 5501.3
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 320.5 936.62 3281.4 6467.1
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 261.01 822.75 3173.2
-fwd_bf16_d192v128_causal_varlen 16384 br64_bc16_w4_s2_fa2_ptr_rows 12329.7
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 263.82 832.77 1599.0 3352.5
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 437.12 1691.5 6709.0 13399.1
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.91
-fwd_bf16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1016.9
-fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3528.2
-fwd_bf16_d192_causal 16384 br128_bc32_w8_s3_fa2_ptr_lpt_rows 6804.8
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 474.75 1855.6 7379.1 14743.8
-fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 336.47 1138.2
-fwd_bf16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 3875.6
-fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7456.6
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 406.13 1191.6 4129.9 8141.3
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 334.31 1019.6 3767.7 13987.2
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 413.35
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1369.4 2494.1 5290.6
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.47 1208.7 4445.0
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 352.89 1078.4 3987.5
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 392.12 1210.3 2561.0
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 339.05 1143.9 3101.6 3493.1
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 306.96 1004.9
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3070.3 7690.6
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 358.44 1192.2 1578.2 1700.1
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 356.03 1204.1 3266.3
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 347.58
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1075.7 3206.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 350.52 1175.1 1519.0
-fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 1238.6 4556.7 17713.8 35364.4
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1026.2 3839.6 15821.5 62513.4
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s2_fa2_ptr 1094.8 4044.2 7590.8 16121.7
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 443.36 1691.7 6684.9 13342.5
+fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 311.16 1005.1 3728.6 7324.2
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 477.51 1180.9 4089.0 7977.4
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 330.75 500.46
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 326.83 981.02 3629.3 7096.1
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 506.92 1255.1 4290.7 8366.5
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 337.15 899.13
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3309.4 12683.3
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 389.39
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1051.1 1603.1 3338.5
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 353.03 1013.9 2764.2 3195.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 531.77 1261.1 3243.1 3722.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 366.09 921.92 2770.7 6948.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 416.54 1061.7 1166.9 1291.2
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 580.19
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 690.35 2443.6 9461.0 18817.4
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 404.73 1300.2 4828.8 9445.6
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 517.59 1813.7 7011.2 13941.9
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 402.96 1097.2 3841.2 7133.3
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 550.22 1246.1 3986.7 7277.0
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 443.14 1024.8 3461.7 12384.5
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 385.69
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1286.8 2077.0 4200.0
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3631.3 3631.3
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3112.7 7033.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1662.7 1667.5
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 343.59 1037.8 2871.6 3293.7
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 439.43 1178.3
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3204.0 3659.1
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 342.28 903.25 2732.6 6858.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 400.79 1354.0
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1217.3 1282.1
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 295.79 870.0 3095.2 5588.5
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 264.03 879.9 3225.4 6411.1
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 336.79 892.6 3242.9
+fwd_bf16_d192v128_causal_varlen 16384 br64_bc16_w4_s2_fa2_ptr_rows 12332.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 304.68 880.89 1622.0 3390.7
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 454.39 1708.2 6725.7 13415.8
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 323.38
+fwd_bf16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1071.6
+fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3722.0
+fwd_bf16_d192_causal 16384 br128_bc32_w8_s3_fa2_ptr_lpt_rows 6928.0
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 511.55 1907.2 7495.3 14946.1
+fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 376.01 1176.4
+fwd_bf16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 4027.7
+fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7562.5
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 410.4 1195.7 4134.2 8145.5
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 382.68 1064.1 3806.3 14067.3
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 397.95
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1410.7 2506.0 5302.5
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 393.41 1235.1 4478.3
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 401.28 1122.4 4026.2
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 397.44 1296.6 2581.3
+fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 385.55 1190.1 3160.9 3555.4
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 389.62 1084.0
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3124.1 7792.3
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 379.18 1153.6 1505.5 1628.0
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 404.4 1253.4 3336.8
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 380.79
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1133.2 3259.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 443.24 1474.1 1864.1
+fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 1359.5 4676.9 17833.6 35480.8
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1052.5 3865.6 15848.0 62566.8
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s2_fa2_ptr 1306.3 4259.5 7642.3 16173.3
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 491.6 1748.8 6801.9 13540.8
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 322.2
-fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 279.62 926.93 3557.4 6975.4
-fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 325.12 449.4
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 628.66 2391.2 9441.3 18841.5
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 371.95 1270.7 4816.9 9605.4
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 416.1 1700.2 6879.3 13784.8
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 270.35 964.28 3706.5 6989.0
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 259.68 859.27 3316.4 12089.7
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 437.12 1691.5 6709.0 13399.1
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.91
-fwd_fp16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1016.9
-fwd_fp16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3528.2
-fwd_fp16_d192_causal 16384 br128_bc32_w8_s3_fa2_ptr_lpt_rows 6804.8
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 474.75 1855.6 7379.1 14743.8
-fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 336.47 1138.2
-fwd_fp16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 3875.6
-fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7456.6
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 334.31 1019.6 3767.7 13987.2
+fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 311.16 1005.1 3728.6 7324.2
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 330.75 500.46
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 690.35 2443.6 9461.0 18817.4
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 429.58 1372.7 5115.6 10011.2
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 517.59 1813.7 7011.2 13941.9
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 402.96 1097.2 3841.2 7133.3
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 443.14 1024.8 3461.7 12384.5
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 454.39 1708.2 6725.7 13415.8
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 323.38
+fwd_fp16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1071.6
+fwd_fp16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3722.0
+fwd_fp16_d192_causal 16384 br128_bc32_w8_s3_fa2_ptr_lpt_rows 6928.0
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 511.55 1907.2 7495.3 14946.1
+fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 376.01 1176.4
+fwd_fp16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 4027.7
+fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7562.5
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 382.68 1064.1 3806.3 14067.3
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 138.23 138.23 138.23 138.23
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 135.44 135.44 135.44 135.44
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 137.19 137.19 137.19 137.19
@@ -106,125 +106,125 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 135.44 135.44 135.44 135.44
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 137.19 137.19 137.19 137.19
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 128.48 128.48 128.48 128.48
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 136.67 136.67 136.67 136.67
-bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 892.04 3403.9 13451.3 26847.8
-bwd_dkv_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 483.36
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 543.62 1832.9 6925.3 13430.6
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 584.61 1872.4 7030.3 13619.2
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 500.32 840.37 7398.3
-bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 2273.3 6015.2
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1823.0
-bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 5817.1
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1104.5
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1221.7 4786.2 19044.2 38054.8
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 758.42 2607.7 9777.2 19413.5
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 926.98 3629.8 14440.9 28855.7
-bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 630.62
-bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2128.9 7955.8 14931.9
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 646.12 2116.6 7848.3 14714.0
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2002.2 8095.6
-bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 28346.1
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 8229.3 8229.3
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr 7796.8
-bwd_dkv_bf16_d128_causal_chunk_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16253.0
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc32_w4_s2_fa2_ptr 2597.7
-bwd_dkv_bf16_d128_causal_window 4096 br32_bc128_w8_s2_fa2_ptr 6750.9
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1754.6 5804.3
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2254.3 8511.9
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1944.3 7878.9
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1355.1 5226.4 20711.3 41357.9
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 783.33 2759.2 10450.6 20784.0
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1063.3 4098.1 16237.3 32423.1
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 602.11 2121.1 7994.4 15900.3
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 883.27 3173.3 12023.7 23937.9
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1920.9 7780.7
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2339.5 8667.1
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2136.9 8679.6
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 2211.2 6179.5
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1946.1 6559.7
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2333.8 6524.9
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2146.5 7246.4
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1918.9 6550.6 25977.3 51879.6
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 8024.7 32151.9
-bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 892.04 3403.9 13451.3 26847.8
-bwd_dkv_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 483.36
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 543.62 1832.9 6925.3 13430.6
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 500.32 840.37 7398.3
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1221.7 4786.2 19044.2 38054.8
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 758.42 2607.7 9777.2 19413.5
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 926.98 3629.8 14440.9 28855.7
-bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 630.62
-bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2128.9 7955.8 14931.9
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2002.2 8095.6
-bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 28346.1
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 1355.1 5226.4 20711.3 41357.9
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 783.33 2759.2 10450.6 20784.0
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1063.3 4098.1 16237.3 32423.1
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 602.11 2121.1 7994.4 15900.3
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1920.9 7780.7
-bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 684.85 2615.8 10339.7 20638.2
-bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 404.12
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 402.32 1363.6 5201.6 10319.6
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 420.37 1401.0 5310.6 10243.5
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 407.98 638.09 4793.5
-bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 1412.0 3995.1
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1268.6
-bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 4015.3
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 803.02
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 915.71 3570.9 14191.7 28352.8
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 622.69 2052.7 7675.9 15263.0
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 725.36 2829.7 11247.3 22470.6
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 487.45 1606.7 5971.2 11196.7
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 524.82 1791.2 6835.2 13504.2
-bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1447.8
-bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5397.3 19557.4
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5610.0 5610.0
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5030.0 11298.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1610.5 4472.0
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1454.8 4418.2
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1966.5 7162.4
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1712.5 6671.2
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1330.9 5195.3 20652.8 41262.8
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 761.05 2765.8 10243.8 20402.5
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1052.3 4107.3 16327.0 32620.0
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 620.24 2258.0 8258.7 16450.7
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 470.69 1645.5 6302.6 12548.1
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1950.0 7826.2
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2317.2 8480.4
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1977.1 7939.6
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2328.1 6578.1
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1977.3 6571.3
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2431.3 6865.0
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1949.8 6470.1
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1425.3 5179.4 20285.8 40427.8
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s2_fa2_ptr 7416.4 31441.9
-bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 684.85 2615.8 10339.7 20638.2
-bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 404.12
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 402.32 1363.6 5201.6 10319.6
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 407.98 638.09 4793.5
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 915.71 3570.9 14191.7 28352.8
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 622.69 2052.7 7675.9 15263.0
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 725.36 2829.7 11247.3 22470.6
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 487.45 1606.7 5971.2 11196.7
-bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1447.8
-bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5397.3 19557.4
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 1330.9 5195.3 20652.8 41262.8
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 761.05 2765.8 10243.8 20402.5
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1052.3 4107.3 16327.0 32620.0
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 620.24 2258.0 8258.7 16450.7
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1950.0 7826.2
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1191.0 4625.3 18362.8 36679.4
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 727.55 2501.7 9525.3 18470.5
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1482.7
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1864.0 7256.0 28824.0 57581.3
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1129.2 3930.0 14754.1 29316.2
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1402.8 5458.5 21681.6 43312.4
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 865.93 3016.1 11238.6 22332.0
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1191.0 4625.3 18362.8 36679.4
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 727.55 2501.7 9525.3 18470.5
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1864.0 7256.0 28824.0 57581.3
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1129.2 3930.0 14754.1 29316.2
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1402.8 5458.5 21681.6 43312.4
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 865.93 3016.1 11238.6 22332.0
+bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 918.28 3443.4 13551.4 27029.2
+bwd_dkv_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 536.77
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 594.8 1892.7 7038.6 13627.9
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 620.88 1933.5 7112.0 13663.4
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 555.2 890.72 7403.4
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 2274.5 6016.7
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1866.0
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 5822.7
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1162.9
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1286.8 4855.3 19137.7 38190.3
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 852.61 2710.5 9951.9 19681.4
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 965.12 3670.7 14501.3 28951.7
+bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 713.25
+bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2188.6 8031.1 15033.5
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 708.98 2176.1 7908.8 14770.9
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2016.0 8108.1
+bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 28366.7
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 8234.6 8234.6
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr 7801.6
+bwd_dkv_bf16_d128_causal_chunk_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16264.9
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc32_w4_s2_fa2_ptr 2586.2
+bwd_dkv_bf16_d128_causal_window 4096 br32_bc128_w8_s2_fa2_ptr 6755.9
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1797.6 5816.9
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2346.8 8603.4
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2074.5 8009.9
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1424.6 5318.0 20897.3 41669.8
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 948.2 2928.0 10656.3 21040.5
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1119.4 4186.2 16459.4 32823.9
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 743.49 2277.2 8228.1 16239.7
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 946.8 3230.6 12080.6 23994.7
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2003.2 7864.1
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2399.0 8727.1
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2215.3 8759.4
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 2231.4 6200.9
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1977.6 6592.6
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2354.6 6546.2
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2178.1 7279.0
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1952.9 6581.9 26008.7 51911.0
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 8062.9 32186.3
+bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 918.28 3443.4 13551.4 27029.2
+bwd_dkv_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 536.77
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 594.8 1892.7 7038.6 13627.9
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 555.2 890.72 7403.4
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1286.8 4855.3 19137.7 38190.3
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 852.61 2710.5 9951.9 19681.4
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 965.12 3670.7 14501.3 28951.7
+bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 713.25
+bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2188.6 8031.1 15033.5
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2016.0 8108.1
+bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 28366.7
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 1424.6 5318.0 20897.3 41669.8
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 948.2 2928.0 10656.3 21040.5
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1119.4 4186.2 16459.4 32823.9
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 743.49 2277.2 8228.1 16239.7
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2003.2 7864.1
+bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 731.23 2636.4 10265.5 20438.1
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 403.95
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 451.82 1443.1 5406.3 10516.3
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 506.49 1478.6 5360.3 10322.1
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 431.65 682.96 4860.8
+bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 1605.8 4190.3
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1321.8
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 4078.6
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 863.18
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 988.62 3652.0 14324.0 28568.9
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 699.38 2132.7 7773.4 15400.5
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 785.88 2896.1 11355.0 22649.5
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 551.75 1671.3 6052.1 11304.9
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 547.64 1813.3 6856.7 13525.8
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1526.4
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5455.4 19683.7
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5676.2 5676.2
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5109.7 11468.1
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1682.4 4545.5
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1547.6 4509.4
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2016.6 7211.7
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1777.9 6736.6
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1374.2 5288.9 20990.2 41925.3
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 799.89 2824.7 10418.1 20737.4
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1093.2 4189.9 16623.2 33201.0
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 657.32 2310.1 8412.5 16746.8
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 599.91 1771.6 6427.5 12672.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1969.6 7848.3
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2330.2 8492.0
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1994.2 7957.1
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2342.7 6590.9
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1992.7 6587.3
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2445.9 6877.6
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1967.0 6494.6
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1660.3 5410.4 20516.5 40658.4
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s2_fa2_ptr 7597.7 31629.2
+bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 731.23 2636.4 10265.5 20438.1
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 403.95
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 451.82 1443.1 5406.3 10516.3
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 431.65 682.96 4860.8
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 988.62 3652.0 14324.0 28568.9
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 699.38 2132.7 7773.4 15400.5
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 785.88 2896.1 11355.0 22649.5
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 551.75 1671.3 6052.1 11304.9
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1526.4
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5455.4 19683.7
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 1374.2 5288.9 20990.2 41925.3
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 799.89 2824.7 10418.1 20737.4
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1093.2 4189.9 16623.2 33201.0
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 657.32 2310.1 8412.5 16746.8
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1969.6 7848.3
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1255.3 4703.9 18509.1 36916.7
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 817.43 2620.9 9748.2 18869.3
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1569.2
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1947.0 7397.6 29205.5 58282.9
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1276.9 4086.9 14970.4 29613.6
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1469.1 5574.7 22002.4 43906.3
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 981.98 3138.0 11405.4 22560.5
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1255.3 4703.9 18509.1 36916.7
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 817.43 2620.9 9748.2 18869.3
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1947.0 7397.6 29205.5 58282.9
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1276.9 4086.9 14970.4 29613.6
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1469.1 5574.7 22002.4 43906.3
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 981.98 3138.0 11405.4 22560.5
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 954.01 3618.0 14267.8 28468.1
 bwd_ds_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 720.18 2101.3 7644.3 15036.7
 bwd_ds_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 954.01 3618.0 14267.8 28468.1
@@ -233,41 +233,41 @@ bwd_dq_of_ds_bf16_d128 1 br128_bc64_w4_s3_fa2_ptr 446.84 1334.5 4885.3 9619.6
 bwd_dq_of_ds_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 307.25 763.89 2570.1 4885.3
 bwd_dq_of_ds_fp16_d128 1 br128_bc64_w4_s3_fa2_ptr 446.84 1334.5 4885.3 9619.6
 bwd_dq_of_ds_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 307.25 763.89 2570.1 4885.3
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 20.409
-decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 50.524 163.46 311.92
+decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 21.663
+decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 51.792 163.46 311.92
 decode_bf16_d64_paged 4096 br16_bc64_w4_s4_fa2_ptr_x2 88.667
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 14.628 30.808
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 17.502 33.578
 decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 88.667 163.46
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 19.296 47.921 104.65 177.97
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 14.683 30.808
-decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 53.195 53.195
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 19.516 48.001 71.141 71.141
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 30.117 88.269 311.57 607.76
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 30.907 89.304 312.65 608.86
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 47.183 129.11 338.83 616.39
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 30.96
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 21.982 50.432 106.91 180.22
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 19.018 35.285
+decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 57.697 57.697
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 23.464 51.65 77.063 77.063
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 31.683 88.269 311.57 607.76
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 33.279 89.304 312.65 608.86
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 48.74 131.21 341.31 616.14
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 34.704
 decode_bf16_d128_window_paged 1024 br16_bc64_w4_s3_fa2_ptr_x2 89.304
-decode_bf16_d128_window_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 166.44 166.44
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 46.267
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s1_fa2_ptr_v2 130.42
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 204.96 204.96
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 242.77 242.85
+decode_bf16_d128_window_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 168.04 168.04
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 48.724
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s1_fa2_ptr_v2 129.96
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 207.87 207.87
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 243.15 243.23
 decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr 105.1 383.66 1493.6 2973.2
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 133.16 443.42
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 135.13 446.85
 decode_bf16_d192v128_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr 1496.6
 decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr 2977.2
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 50.684 163.83 608.56 1200.5
-decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 88.442 311.74 1199.9 2383.5
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 125.95
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 395.92 1201.9 2387.6
-decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 88.442 311.74 1199.9
-decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 88.442 311.74
-decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 613.1 613.1
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 119.82
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 397.01 697.82 697.82
-decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 88.442 311.74
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 52.066 163.83 608.56 1200.5
+decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 88.63 311.74 1199.9 2383.5
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 133.66
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 398.71 1201.9 2387.6
+decode_bf16_d256_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 88.531 311.74 1199.9
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 91.935 311.74
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 613.68 613.68
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 135.29
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 401.26 713.54 713.54
+decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s3_fa2_ptr 91.902 311.74
 decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s5_fa2_ptr 610.05
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 89.293 312.69 1200.9 2384.5
-decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2 51.882 165.28 610.16 1202.1
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 90.536 312.69 1200.9 2384.5
+decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2 55.842 165.28 610.16 1202.1
 """,
 }

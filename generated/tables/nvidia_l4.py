@@ -11,89 +11,89 @@ ARCH = "sm_89"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 904.78 2409.1 9348.2 18600.3
-fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1072.0
-fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 904.78 1407.9 5147.8 10073.2
-fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1738.7 6158.6 11952.4
-fwd_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 1074.2
-fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 1100.0
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 513.31 1388.7 5058.5 9871.8
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 637.08 1710.7 6069.0 11776.5
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 608.58
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1350.6 4755.2 18430.1
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 643.5
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1705.1 2691.3 5669.7
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 513.31 1407.8 3862.6 4494.3
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 692.65 1801.3 4879.5 5614.0
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 608.77 1397.8 4300.6 10816.5
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 686.64
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1865.0 2106.2 2341.6
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1050.7
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 985.93 3618.3 14147.8 28187.1
-fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 888.39 2044.6 7638.1 15005.2
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 901.28 2517.2 10089.9 20186.8
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 901.28 1379.9 5202.5 10209.5
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1011.1 1534.5 5438.4 10553.2
-fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 673.29
-fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1256.1 4736.2 17467.8
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 672.95
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2036.9 3376.1 6784.4
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5211.6 5211.6
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4828.9 10984.7
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 3114.6 3238.7
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 565.74 1514.0 4227.5 4903.4
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 633.2 1658.9 4530.9 5249.3
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 671.04
-fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1382.7 4370.2 11015.9
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 673.35 1966.2
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2302.6
-fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2556.3
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 704.24 1217.9 4389.7 8522.3
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 786.53 1755.1 6206.8 12183.9
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 837.58
-fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1252.9 4844.3 19009.0
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 840.77 1313.9 2308.5 4859.5
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 844.05 2584.4 10192.3 20336.1
-fwd_bf16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 844.05 1443.2 5203.5 10102.9
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 899.53 2942.0 11663.3 23291.7
-fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.53 1669.2 6102.0 11858.5
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1005.2 1963.1 6891.0 13522.2
-fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 808.0
-fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1588.4 5853.5 22903.1
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.15 1972.3 3642.7 7693.2
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1786.0 6527.1
-fwd_bf16_d256_causal_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 810.27
-fwd_bf16_d256_causal_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1676.6 6149.3
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.95 2149.6 4017.0
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1631.9 4495.6 5178.5
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 804.0
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1539.0 4716.3 11897.6
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.15 1943.8 2383.5 2728.3
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 675.84 1789.6 4939.1
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 809.3
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1613.1 4935.6
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.21
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2165.6 2540.6
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2994.7 11051.9 43221.6 86124.9
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 1478.7 5392.7 21001.5 41818.4
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1529.4 5627.6 21963.5 43754.0
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 904.78 2383.4 9322.6 18574.7
-fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1072.0
-fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 904.78 1407.9 5147.8 10073.2
-fwd_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 1074.2
-fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 1100.0
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 985.93 3618.3 14147.8 28187.1
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 888.39 2044.6 7638.1 15005.2
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 901.28 2517.2 10089.9 20186.8
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 901.28 1379.9 5202.5 10209.5
-fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 673.29
-fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1256.1 4736.2 17467.8
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 844.05 2584.4 10192.3 20336.1
-fwd_fp16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 844.05 1443.2 5203.5 10102.9
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 899.53 2942.0 11663.3 23291.7
-fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.53 1669.2 6102.0 11858.5
-fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 808.0
-fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1588.4 5853.5 22903.1
+fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 1007.6 2634.2 9846.1 19462.5
+fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1072.4
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1008.5 1562.3 5351.1 10332.7
+fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1993.4 6398.2 12227.4
+fwd_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 1074.8
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 1100.7
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 623.45 1612.8 5562.2 10739.6
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 923.75 1993.8 6359.0 12053.2
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 684.85
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1483.0 4866.9 18679.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 895.81
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1910.2 2735.8 5722.7
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 694.33 1676.8 4303.8 4978.0
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 963.39 2070.3 5136.1 5869.7
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 742.58 1601.1 4497.7 11210.0
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 857.01
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2045.0 2149.6 2387.0
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1183.5
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1183.1 3947.0 15015.1 29776.1
+fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 989.84 2239.7 7973.9 15512.7
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1010.7 2794.1 10479.9 20730.4
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1015.2 1684.9 5509.1 10523.7
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1077.1 2050.1 5947.5 11063.1
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 673.53
+fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1647.7 5117.0 18174.1
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 802.27
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2338.4 3450.6 6846.3
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5567.0 5567.0
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5130.4 11578.2
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 3218.7 3353.2
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 681.16 1753.2 4578.4 5275.6
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 934.92 1987.4 4849.8 5564.5
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 1211.6
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1554.9 4465.8 11144.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 878.79 2185.3
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2417.9
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2599.0
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 799.37 1334.2 4581.9 8817.2
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 786.93 1629.6 6079.0 12056.6
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 838.0
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1334.8 4922.3 19178.1
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 841.29 1633.7 2762.1 5796.2
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 953.65 2730.0 10623.3 21147.9
+fwd_bf16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 958.41 1590.9 5410.7 10380.1
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1007.5 3113.1 12096.2 24074.8
+fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1021.8 1786.1 6319.4 12207.6
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1007.0 2038.6 6967.8 13597.5
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 810.08
+fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1700.3 5961.1 23114.9
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.94 2048.8 3628.7 7707.6
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 768.52 1908.6 6764.6
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 813.54
+fwd_bf16_d256_causal_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1788.2 6255.1
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 810.48 2443.7 4358.1
+fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 769.08 1773.3 4693.4 5390.7
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 804.61
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1689.5 4863.0 12177.2
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 810.0 2129.2 2504.6 2868.0
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 769.9 1860.0 4928.1
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 810.55
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1766.0 5083.0
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.93
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2330.9 2589.5
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3344.9 11400.7 43570.3 86477.3
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 770.07 2633.7 12436.8 42001.3
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 817.03 2768.1 13029.9 43983.1
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1010.3 2552.1 9604.2 19008.6
+fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1072.4
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1008.5 1562.3 5351.1 10332.7
+fwd_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 1074.8
+fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 1100.7
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1183.1 3947.0 15015.1 29776.1
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 989.84 2239.7 7973.9 15512.7
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1010.7 2794.1 10479.9 20730.4
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1015.2 1684.9 5509.1 10523.7
+fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 673.53
+fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1647.7 5117.0 18174.1
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 953.65 2730.0 10623.3 21147.9
+fwd_fp16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 958.41 1590.9 5410.7 10380.1
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1007.5 3113.1 12096.2 24074.8
+fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1021.8 1786.1 6319.4 12207.6
+fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 810.08
+fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1700.3 5961.1 23114.9
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 457.38 457.38 457.38 457.38
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 447.99 447.99 447.99 447.99
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 453.89 453.89 453.89 453.89
@@ -105,152 +105,152 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 447.99 447.99 447.99 447.99
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 453.89 453.89 453.89 453.89
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 424.61 424.61 424.61 424.61
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 452.14 452.14 452.14 452.14
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1359.2 4982.5 19666.3 39244.7
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1517.6 4988.2 19522.7 38904.3
 bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1611.1
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1359.2 2690.2 10008.6 19674.0
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1516.3 3097.6 11306.2 22136.4
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1613.5 1651.7 9068.5
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2926.1 8181.0
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2445.8 7950.7
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2003.5
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2073.9 8033.8 31873.3 63659.3
-bwd_dkv_bf16_d96_causal 1 br32_bc128_w8_s2_fa2_ptr 1406.7 4532.9 16863.9 33060.3
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1556.5 6024.7 23897.7 47728.3
-bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1352.2 3538.2 13169.5 25784.8
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1512.5
-bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 3436.5 12600.6 24597.5
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3202.0
-bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12374.0 44992.3
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 13121.1 13121.1
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12442.1 26897.7
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3941.7 10558.5
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3332.0
-bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10531.6
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 4269.1 16199.0
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3723.7 14953.5
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2650.7 10084.8 39821.3 79469.9
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1537.9 5263.4 20090.7 39876.8
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2098.2 7983.6 31525.6 62914.8
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1348.7 3968.0 15140.1 30050.3
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1718.7 6002.5 23027.9 45751.7
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3620.8 14833.0
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4394.3 16931.4
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4343.4 17947.6
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 4133.6 12014.1
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3673.7 12568.0
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4404.8 12810.0
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4351.9 14940.0
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3957.7 14612.0 57608.6 115034.3
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17775.6 75380.6
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1359.2 4982.5 19666.3 39244.7
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1515.9 2899.0 10348.7 20246.7
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1517.9 3218.2 11399.7 22248.2
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1612.9 1652.0 9084.0
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2921.2 8192.9
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2473.2 7964.8
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2214.3
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2253.3 8223.7 32115.6 63981.0
+bwd_dkv_bf16_d96_causal 1 br32_bc128_w8_s2_fa2_ptr 1589.6 4715.6 17088.3 33343.2
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1664.1 6140.1 24054.7 47950.0
+bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1533.7 3746.2 13578.8 26464.4
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1512.7
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 3594.9 12752.5 24752.8
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3253.8
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12398.9 45038.9
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 13135.1 13135.1
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12454.2 26935.9
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3952.2 10571.9
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3357.1
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10553.6
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 4538.4 16467.3
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4094.5 15322.3
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2852.6 10347.6 40342.8 80337.7
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2015.4 5752.7 20684.5 40595.2
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2265.8 8238.9 32147.3 64026.6
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1573.2 4424.3 15812.8 30998.0
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1912.5 6181.0 23205.5 45923.9
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3845.9 15056.7
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4578.9 17112.5
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4567.3 18172.3
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 4201.2 12079.4
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3762.1 12659.4
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4472.3 12875.1
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4443.1 15034.2
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4043.1 14705.7 57692.4 115118.1
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17887.9 75478.9
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1517.6 4988.2 19522.7 38904.3
 bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1611.1
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1359.2 2690.2 10008.6 19674.0
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1613.5 1651.7 9068.5
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2073.9 8033.8 31873.3 63659.3
-bwd_dkv_fp16_d96_causal 1 br32_bc128_w8_s2_fa2_ptr 1406.7 4532.9 16863.9 33060.3
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1556.5 6024.7 23897.7 47728.3
-bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1352.2 3538.2 13169.5 25784.8
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3202.0
-bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12374.0 44992.3
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2650.7 10084.8 39821.3 79469.9
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1537.9 5263.4 20090.7 39876.8
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2098.2 7983.6 31525.6 62914.8
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1348.7 3968.0 15140.1 30050.3
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3620.8 14833.0
-bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 1135.5 3575.5 13984.2 27862.4
-bwd_dq_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1345.6
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1135.5 1882.5 7030.9 13842.2
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1264.6 2134.9 7871.0 15445.6
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1347.6 1379.4 6689.2
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2142.8 6013.4
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1837.1 5552.4
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1391.3
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1617.7 6232.6 24691.9 49304.5
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1114.4 3552.2 13166.4 25793.4
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1289.8 4976.1 19721.1 39381.2
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1128.5 2723.7 10070.8 19690.8
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1262.3 3403.3 12812.9 25369.2
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2439.2 8980.2 32974.3
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 9019.5 9019.5
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8267.8 18824.9
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2616.2 7302.2
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2413.0 7391.9
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4094.2 15409.7
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3686.6 14660.7
-bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 2936.8 11517.6 45840.4 91604.1
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1598.4 5728.2 21917.0 43610.1
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2293.8 8907.6 35363.0 70636.8
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1284.7 4632.8 17697.7 35222.1
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1254.2 3549.2 13594.9 26988.8
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4029.9 16454.7
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4852.7 18449.9
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4109.6 16779.3
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4813.3 13857.4
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4107.3 13843.6
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5078.1 14594.4
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4010.9 13494.3
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr 6039.5 22713.9 89430.8 178427.3
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 9453.6 39817.4
-bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 1135.5 3575.5 13984.2 27862.4
-bwd_dq_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1345.6
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1135.5 1882.5 7030.9 13842.2
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1347.6 1379.4 6689.2
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1617.7 6232.6 24691.9 49304.5
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1114.4 3552.2 13166.4 25793.4
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1289.8 4976.1 19721.1 39381.2
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1128.5 2723.7 10070.8 19690.8
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2439.2 8980.2 32974.3
-bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 2936.8 11517.6 45840.4 91604.1
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1598.4 5728.2 21917.0 43610.1
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2293.8 8907.6 35363.0 70636.8
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1284.7 4632.8 17697.7 35222.1
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4029.9 16454.7
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1896.1 7220.3 28516.9 56912.5
-bwd_fused_bf16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 1806.6 3957.4 14688.8 28841.9
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2814.5
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3555.0 13688.7 54223.6 108270.0
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2164.6 7276.5 27527.9 54593.7
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2602.2 10006.2 39622.4 79110.6
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1799.6 5450.0 20600.8 40861.2
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1896.1 7220.3 28516.9 56912.5
-bwd_fused_fp16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 1806.6 3957.4 14688.8 28841.9
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3555.0 13688.7 54223.6 108270.0
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2164.6 7276.5 27527.9 54593.7
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2602.2 10006.2 39622.4 79110.6
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1799.6 5450.0 20600.8 40861.2
-decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr_x3 46.553 143.61 519.47
-decode_bf16_d64 16384 br16_bc32_w4_s3_fa2_ptr_x5 1017.1
-decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 45.988
-decode_bf16_d64_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x2 144.63
-decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 519.59
-decode_bf16_d64_sink_paged 16384 br16_bc64_w8_s3_fa2_ptr_x4 1017.2
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 50.159 163.81 540.88
-decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s3_fa2_ptr 1037.4
-decode_bf16_d64_window_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 46.349
-decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 144.71
-decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 269.44 269.44
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 50.704 164.15 286.07 286.07
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 80.818 269.56 1018.2 2016.1
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 82.767 272.01
-decode_bf16_d128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x4 1020.2 2017.4
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 95.262 290.6 1032.2 2046.8
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 83.076 272.1 522.7 522.7
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 93.954 291.24 547.93 547.93
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 1037.0
-decode_bf16_d128_causal_chunk_paged 16384 br16_bc32_w4_s3_fa2_ptr_x4 1038.6
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 101.29 338.06 1273.1 2521.3
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 117.86 377.37 1321.5 2558.2
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 147.28 522.86 2018.6 4013.0
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 153.0 530.47 2026.0 4021.6
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 183.44
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 581.32 2103.0 4082.3
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 147.68 523.21 2019.2
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 153.3 530.46 1030.4 1030.4
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 177.9 574.21 1104.4 1104.4
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 148.07 523.54 1025.4
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 283.35 1039.4
-decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2 4035.2 8038.3
-decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2_x2 284.19 1040.8
-decode_bf16_d512_paged 4096 br16_bc32_w4_s3_fa2_ptr_v2 4036.4 8040.1
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1515.9 2899.0 10348.7 20246.7
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1612.9 1652.0 9084.0
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2253.3 8223.7 32115.6 63981.0
+bwd_dkv_fp16_d96_causal 1 br32_bc128_w8_s2_fa2_ptr 1589.6 4715.6 17088.3 33343.2
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1664.1 6140.1 24054.7 47950.0
+bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1533.7 3746.2 13578.8 26464.4
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3253.8
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12398.9 45038.9
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2852.6 10347.6 40342.8 80337.7
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2015.4 5752.7 20684.5 40595.2
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2265.8 8238.9 32147.3 64026.6
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1573.2 4424.3 15812.8 30998.0
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3845.9 15056.7
+bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 1265.5 3810.9 14448.6 28634.6
+bwd_dq_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1347.0
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1265.5 2080.8 7401.0 14418.2
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1267.2 2356.2 8099.4 15673.8
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1349.0 1381.1 6859.7
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2256.6 6147.5
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2017.2 5726.4
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1527.7
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1826.3 6463.8 25032.5 49816.4
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1325.8 3767.3 13434.3 26135.0
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1457.4 5159.9 19988.4 39784.7
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1278.0 2895.8 10280.4 19956.4
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1262.4 3456.7 12864.7 25422.1
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2626.4 9159.9 33308.0
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 9203.5 9203.5
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8497.4 19283.4
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2807.1 7495.4
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2660.5 7632.2
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4228.2 15543.2
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3861.2 14832.6
+bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 3065.2 11675.5 46113.5 92043.0
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1704.5 5885.2 22306.2 44351.0
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2406.6 9098.8 35970.4 71818.9
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1389.4 4778.0 18031.1 35851.3
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1386.4 3890.9 13932.1 27324.0
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4068.9 16432.2
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4890.7 18487.9
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4154.7 16825.2
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4854.2 13900.0
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4156.2 13892.5
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5114.9 14633.4
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4070.4 13552.6
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s1_fa2_ptr 6068.2 22740.3 89457.0 178455.6
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 10267.2 40651.8
+bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 1265.5 3810.9 14448.6 28634.6
+bwd_dq_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1347.0
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1265.5 2080.8 7401.0 14418.2
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1349.0 1381.1 6859.7
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1826.3 6463.8 25032.5 49816.4
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1325.8 3767.3 13434.3 26135.0
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1457.4 5159.9 19988.4 39784.7
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1278.0 2895.8 10280.4 19956.4
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2626.4 9159.9 33308.0
+bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 3065.2 11675.5 46113.5 92043.0
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1704.5 5885.2 22306.2 44351.0
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2406.6 9098.8 35970.4 71818.9
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1389.4 4778.0 18031.1 35851.3
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4068.9 16432.2
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2055.4 7373.7 28675.1 57079.4
+bwd_fused_bf16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 2016.2 4290.2 15025.4 29200.5
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2970.7
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3782.2 14076.2 55266.7 110188.5
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2562.4 7704.3 28118.4 55405.0
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2784.0 10324.5 40501.1 80737.8
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2006.3 5782.6 21056.6 41485.3
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2055.4 7373.7 28675.1 57079.4
+bwd_fused_fp16_d64_causal 1 br64_bc128_w8_s3_fa2_ptr 2016.2 4290.2 15025.4 29200.5
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3782.2 14076.2 55266.7 110188.5
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2562.4 7704.3 28118.4 55405.0
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2784.0 10324.5 40501.1 80737.8
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2006.3 5782.6 21056.6 41485.3
+decode_bf16_d64 1 br16_bc32_w4_s4_fa2_ptr_x3 49.061 145.18 520.16
+decode_bf16_d64 16384 br16_bc32_w4_s3_fa2_ptr_x5 1017.4
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 51.433
+decode_bf16_d64_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x2 147.61
+decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 520.76
+decode_bf16_d64_sink_paged 16384 br16_bc64_w8_s3_fa2_ptr_x4 1017.3
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 55.011 169.24 546.48
+decode_bf16_d64_sink_paged_invariant 16384 br64_bc64_w4_s3_fa2_ptr 1039.4
+decode_bf16_d64_window_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 54.932
+decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 145.38
+decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr 271.69 271.69
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 57.789 172.05 291.78 291.78
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 82.216 270.15 1018.5 2016.4
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 86.098 273.49
+decode_bf16_d128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x4 1020.3 2017.4
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 97.359 292.61 1031.7 2045.8
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 88.063 274.36 524.57 524.57
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 97.554 296.5 549.16 549.16
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc128_w4_s4_fa2_ptr 1038.8
+decode_bf16_d128_causal_chunk_paged 16384 br16_bc32_w4_s3_fa2_ptr_x4 1038.7
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 104.56 339.47 1273.6 2521.8
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 120.96 382.4 1324.2 2560.4
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 149.56 523.78 2019.1 4013.5
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 156.98 532.1 2026.6 4022.2
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 188.84
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 584.05 2106.7 4085.4
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 150.55 524.37 2019.8
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 159.06 532.84 1032.4 1032.4
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 187.9 579.49 1110.6 1110.6
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 152.37 525.28 1027.3
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 285.66 1040.4
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2 4035.8 8038.8
+decode_bf16_d512_paged 1 br16_bc32_w8_s3_fa2_ptr_v2_x2 287.16 1042.2
+decode_bf16_d512_paged 4096 br16_bc32_w4_s3_fa2_ptr_v2 4037.4 8040.9
 """,
 }

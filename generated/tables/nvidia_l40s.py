@@ -11,101 +11,101 @@ ARCH = "sm_89"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br64_bc64_w4_s2_fa2_ptr 351.37
-fwd_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 835.01 3236.9 6439.4
-fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.3
-fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 353.39 484.05 1777.8 3474.5
-fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 593.37 2120.3 4096.7
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 376.39 385.71
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 201.76
-fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 507.12 1817.4 3563.8
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 217.46 586.36 2096.8 4094.0
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 214.1
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 462.11 1622.1 6136.2
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 219.26
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 581.19 967.85 1980.7
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 201.35 508.15
-fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1377.6 1586.1
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 238.47 617.12 1660.1 1909.8
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 214.13 476.41 1437.4 3598.4
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 234.12
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 640.29 742.98
-fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt 839.14
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 358.6
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 344.82 1256.0 4911.4 9785.2
-fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.35 710.74 2678.9 5267.9
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 354.25 863.59 3456.7 6914.3
-fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.39
-fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 480.62 1814.0 3485.1
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 358.1 533.27 1889.4 3588.3
-fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 237.75
-fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 432.35 1615.3 5815.7
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 238.08
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 699.8 1212.6 2457.5
-fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1824.0 1824.0
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1648.5 3673.3
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1148.7 1126.7
-fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 221.93
-fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 550.82 1495.4 1729.3
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 224.22 575.77 1540.7 1780.7
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 235.95
-fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 473.95 1464.3 3681.4
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 238.09 675.7 799.54 930.96
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 284.2 448.89 1615.4 3006.0
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 277.32 604.63 2103.8 4063.0
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 295.26
-fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 432.41 1676.8 6343.5
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 298.11 462.82 840.89 1843.0
-fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 331.61
-fwd_bf16_d192 1024 br128_bc64_w8_s1_ampere_ptr 945.03 3723.2 7427.3
-fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 332.5
-fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 523.32 1890.7 3518.7
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 362.75 1091.9 4324.2 8633.9
-fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 356.01
-fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 618.84 2276.3 4181.7
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 354.36 681.94 2343.6 4507.2
-fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 288.96
-fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 568.89 2090.7 7695.9
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 289.65 703.64 1368.0 2767.5
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 275.47 662.77 2437.8
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 291.8 600.71 2195.3
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 290.3 765.93 1551.4
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.04
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.55 1613.5 1847.3
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 283.55
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 551.43 1613.1 4020.9
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 289.68 695.77
-fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc16_w4_s3_fa2_ptr_lpt_rows 831.22 1063.0
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 366.99 635.37 1696.3
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 289.38
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 578.05 1686.5
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 290.29
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 775.24
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc16_w4_s2_fa2_ptr_rows 936.1
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1016.2 3752.2 14620.4 29094.1
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 498.07 1797.7 6942.1 13784.6
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 532.34 1959.1 7592.7 15086.2
-fwd_fp16_d64 1 br64_bc64_w4_s2_fa2_ptr 351.37
-fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 810.07 3163.1 6300.4
-fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.3
-fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 353.39 484.05 1777.8 3474.5
-fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 376.39 385.71
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 344.82 1256.0 4911.4 9785.2
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.35 710.74 2678.9 5267.9
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 354.25 863.59 3456.7 6914.3
-fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.39
-fwd_fp16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 480.62 1814.0 3485.1
-fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 237.75
-fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 432.35 1615.3 5815.7
-fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 331.61
-fwd_fp16_d192 1024 br128_bc64_w8_s1_ampere_ptr 945.03 3723.2 7427.3
-fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 332.5
-fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 523.32 1890.7 3518.7
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 362.75 1091.9 4324.2 8633.9
-fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 356.01
-fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 618.84 2276.3 4181.7
-fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 288.96
-fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 568.89 2090.7 7695.9
+fwd_bf16_d64 1 br64_bc64_w4_s2_fa2_ptr 371.83
+fwd_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 880.23 3282.1 6484.6
+fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.33
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 354.45 534.92 1820.5 3513.8
+fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 686.6 2228.2 4178.9
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 376.46 386.05
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 211.58
+fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 540.97 1876.8 3582.4
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 313.34 683.39 2196.8 4150.1
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 232.11
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 508.27 1644.9 6208.4
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 304.44
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 653.07 983.62 1996.9
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 235.6 570.78
+fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1435.6 1639.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 326.42 715.36 1739.1 1995.9
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 251.8 539.67 1499.0 3733.6
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 292.08
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 699.96 758.23
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt 853.38
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 403.53
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 391.64 1303.8 4959.2 9833.0
+fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.0 764.56 2720.1 5329.0
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 356.1 944.43 3537.1 6994.7
+fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.84
+fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 584.04 1910.6 3565.5
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 367.18 708.46 2056.6 3716.9
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 238.24
+fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 565.4 1730.2 6051.8
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 274.8
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 803.02 1240.4 2480.4
+fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1899.5 1899.5
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1740.3 3873.1
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1183.3 1169.9
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 358.98
+fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 607.6 1558.0 1789.7
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 319.22 687.17 1651.9 1885.7
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 407.5
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 529.84 1497.0 3714.3
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 301.04 750.06 818.81 946.21
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 290.94 475.93 1640.5 3024.8
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 277.86 562.87 2069.6 4023.5
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 296.1
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 472.05 1722.6 6399.3
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 299.06 574.28 1004.5 2172.9
+fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 336.08
+fwd_bf16_d192 1024 br128_bc64_w8_s1_ampere_ptr 962.83 3740.9 7445.1
+fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 334.37
+fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 566.26 1931.4 3549.1
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 364.31 1122.0 4354.3 8664.1
+fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 358.84
+fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 649.03 2306.1 4204.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 355.89 708.05 2362.9 4529.3
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 288.93
+fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.32 2123.2 7758.0
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 290.19 728.92 1375.2 2774.0
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 278.28 693.49 2468.7
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 291.55 638.42 2227.5
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 291.25 866.72 1613.4
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.85
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 644.06 1648.7 1887.6
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.4
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.02 1656.7 4117.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 290.21 758.1
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc16_w4_s3_fa2_ptr_lpt_rows 842.12 1074.4
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 368.32 675.55 1731.2
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 290.28
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 630.38 1731.6
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 289.6
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 832.51
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc16_w4_s2_fa2_ptr_rows 966.7
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1134.0 3867.9 14735.3 29212.2
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 241.14 868.44 4063.9 13795.6
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 296.77 984.39 4484.3 15163.7
+fwd_fp16_d64 1 br64_bc64_w4_s2_fa2_ptr 371.83
+fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 854.11 3206.9 6344.2
+fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.33
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 354.45 534.92 1820.5 3513.8
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 376.46 386.05
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 391.64 1303.8 4959.2 9833.0
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.0 764.56 2720.1 5329.0
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 356.1 944.43 3537.1 6994.7
+fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.84
+fwd_fp16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 584.04 1910.6 3565.5
+fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 238.24
+fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 565.4 1730.2 6051.8
+fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 336.08
+fwd_fp16_d192 1024 br128_bc64_w8_s1_ampere_ptr 962.83 3740.9 7445.1
+fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 334.37
+fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 566.26 1931.4 3549.1
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 364.31 1122.0 4354.3 8664.1
+fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 358.84
+fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 649.03 2306.1 4204.0
+fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 288.93
+fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.32 2123.2 7758.0
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 160.77 160.77 160.77 160.77
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
@@ -117,171 +117,171 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 149.39 149.39 149.39 149.39
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 158.95 158.95 158.95 158.95
-bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 526.99 1598.9 6245.6 12441.2
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 563.19
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.92 925.43 3446.5 6736.1
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 532.6 1044.7 3831.9 7452.7
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 565.16
-bwd_dkv_bf16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 579.09
-bwd_dkv_bf16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3468.9
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1128.9 2932.8
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 938.56 2821.9
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 708.31
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 691.82 2646.6 10471.2 20911.7
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 519.63
-bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1582.7 5829.7 11500.3
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 538.32 2049.0 8097.6 16170.6
-bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 528.19
-bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1269.7 4689.8 8997.0
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 532.65
-bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1193.6 4377.2 8378.9
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1160.9 4585.6
-bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16298.2
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 5286.4 5286.4
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 4988.2 9711.6
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 1534.2 3853.3
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1207.6
-bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 3764.0
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1440.2 5368.2
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1255.8 4971.1
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 901.34 3425.1 13520.1 26980.1
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 523.18 1787.7 6704.3 13309.2
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 705.89 2682.3 10588.0 21128.9
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 526.96 1370.2 5115.3 10156.8
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 583.3 2034.2 7634.1 15171.4
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1250.4 4967.0
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1527.1 5627.6
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1498.7 6010.6
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1436.2 4062.5
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1268.2 4213.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1530.1 4331.6
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1501.7 5008.3
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1439.4 5035.6 19361.3 38662.6
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6381.1 25485.8
-bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 526.99 1598.9 6245.6 12441.2
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 563.19
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.92 925.43 3446.5 6736.1
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 565.16
-bwd_dkv_fp16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 579.09
-bwd_dkv_fp16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3468.9
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 691.82 2646.6 10471.2 20911.7
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 519.63
-bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1582.7 5829.7 11500.3
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 538.32 2049.0 8097.6 16170.6
-bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 528.19
-bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1269.7 4689.8 8997.0
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1160.9 4585.6
-bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16298.2
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 901.34 3425.1 13520.1 26980.1
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 523.18 1787.7 6704.3 13309.2
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 705.89 2682.3 10588.0 21128.9
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 526.96 1370.2 5115.3 10156.8
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1250.4 4967.0
-bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr 441.13
-bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1217.0 4754.8 9471.9
-bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 470.81
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 443.7 660.82 2480.4 4866.2
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 443.48 722.65 2647.3 5175.8
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 472.48 484.13 2233.5
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 735.32 2027.8
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 630.19 1858.4
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 454.08
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 551.54 2070.8 8161.4 16294.8
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 445.78 1245.3 4563.5 8997.7
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 457.4 1707.9 6723.7 13424.9
-bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 441.11
-bwd_dq_bf16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 970.06 3537.2 6774.5
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 444.15 1155.6 4349.4 8590.2
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 838.1 3054.1 10974.1
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 3146.0 3146.0
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 2823.1 6296.7
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 909.05 2479.9
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 828.58 2479.1
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1410.4 5230.7
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1262.8 4890.9
-bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 1014.3
-bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3920.5 15559.5 31078.3
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 573.18 2014.6 7587.9 14797.0
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 801.58 3070.1 12184.4 24336.6
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 470.38 1650.0 6162.3 11978.5
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 439.71 1205.7 4596.0 9112.5
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1390.0 5555.7
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1689.8 6317.8
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1417.7 5665.6
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1675.7 4701.9
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1416.5 4669.6
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1767.3 4950.4
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1383.5 4552.9
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1862.0 6995.7 27479.9 54794.4
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3160.6 13205.7
-bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 441.13
-bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1217.0 4754.8 9471.9
-bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 470.81
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 443.7 660.82 2480.4 4866.2
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 472.48 484.13 2233.5
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 551.54 2070.8 8161.4 16294.8
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 445.78 1245.3 4563.5 8997.7
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 457.4 1707.9 6723.7 13424.9
-bwd_dq_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 441.11
-bwd_dq_fp16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 970.06 3537.2 6774.5
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 838.1 3054.1 10974.1
-bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 1014.3
-bwd_dq_fp16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3920.5 15559.5 31078.3
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 573.18 2014.6 7587.9 14797.0
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 801.58 3070.1 12184.4 24336.6
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 470.38 1650.0 6162.3 11978.5
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1390.0 5555.7
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 699.89 2390.1 9434.1 18826.0
-bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 701.46
-bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1345.3 4984.4 9727.0
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 969.13
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1196.0 4602.2 18227.2 36393.9
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 736.46 2475.5 9314.0 18239.3
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 877.88 3372.4 13350.6 26654.9
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 701.74 1866.4 6993.5 13661.4
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 699.89 2390.1 9434.1 18826.0
-bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 701.46
-bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1345.3 4984.4 9727.0
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1196.0 4602.2 18227.2 36393.9
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 736.46 2475.5 9314.0 18239.3
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 877.88 3372.4 13350.6 26654.9
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 701.74 1866.4 6993.5 13661.4
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 22.588
-decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 58.062
-decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 190.63 364.24
-decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 22.578 57.363 190.87 366.82
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 24.671 72.629 202.02 367.69
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 22.823
-decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 57.446 102.66 102.66
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 24.988 72.819 120.65 120.65
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 34.336 102.94 366.99
-decode_bf16_d128 16384 br16_bc32_w4_s3_fa2_ptr_x2 713.26
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.119 103.84 368.05 713.28
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 46.771 131.4 377.05 722.1
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.158 103.91 192.72 192.72
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 45.669 132.07 216.53 216.53
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 373.3
-decode_bf16_d128_causal_chunk_paged 16384 br16_bc128_w4_s4_fa2_ptr 373.74
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 41.271
-decode_bf16_d192v128_paged 1024 br16_bc64_w8_s3_fa2_ptr 126.44
-decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 458.25 889.18
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 57.441 162.54 458.48
-decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 894.99
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 58.376 191.99 716.94
-decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1411.2
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 59.606
-decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr 193.72
-decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 721.88 1412.0
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 83.517
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 246.8 729.5
-decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_rows 1434.0
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 58.485 192.25 717.57
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 59.646
-decode_bf16_d256_window_paged 1024 br16_bc64_w4_s4_fa2_ptr 193.81
-decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 371.31 371.31
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 80.848 239.32 405.6 405.6
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 58.56 192.4 367.82
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 105.25 373.89 1433.3 2813.8
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 105.21 373.7 1433.7 2815.9
+bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 527.04 1623.8 6270.2 12465.8
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 563.22
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.11 975.69 3493.6 6780.7
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 532.49 1084.9 3847.0 7463.3
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 565.6
+bwd_dkv_bf16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 583.45
+bwd_dkv_bf16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3466.8
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1133.9 2937.0
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 926.08 2827.0
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 742.14
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 739.41 2693.2 10517.7 20958.2
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 574.3
+bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1619.0 5864.4 11535.2
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 563.28 2073.0 8121.4 16194.4
+bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 528.75
+bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1300.8 4716.2 9017.4
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 532.67
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1248.3 4429.2 8422.4
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1179.0 4599.3
+bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16316.3
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 5288.5 5288.5
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 4992.3 9723.3
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 1541.7 3858.3
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1208.8
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 3774.1
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1530.2 5453.6
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1380.6 5096.2
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 962.01 3484.4 13579.3 27039.3
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 679.51 1938.4 6849.0 13454.9
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 751.19 2726.2 10631.8 21172.7
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 532.75 1497.3 5236.2 10278.4
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 648.75 2094.0 7690.8 15228.2
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1327.5 5046.7
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1588.5 5681.5
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1575.7 6088.9
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1458.8 4082.0
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1298.8 4246.7
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1552.7 4351.3
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1534.1 5042.3
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1469.2 5059.8 19389.5 38690.9
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6407.0 25516.3
+bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 527.04 1623.8 6270.2 12465.8
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 563.22
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 531.11 975.69 3493.6 6780.7
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 565.6
+bwd_dkv_fp16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 583.45
+bwd_dkv_fp16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3466.8
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 739.41 2693.2 10517.7 20958.2
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 574.3
+bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1619.0 5864.4 11535.2
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 563.28 2073.0 8121.4 16194.4
+bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 528.75
+bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1300.8 4716.2 9017.4
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1179.0 4599.3
+bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16316.3
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 962.01 3484.4 13579.3 27039.3
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 679.51 1938.4 6849.0 13454.9
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 751.19 2726.2 10631.8 21172.7
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 532.75 1497.3 5236.2 10278.4
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1327.5 5046.7
+bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr 443.72
+bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1270.4 4807.9 9525.0
+bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 472.31
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 444.85 711.36 2504.9 4905.0
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 443.57 793.08 2731.4 5269.0
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 473.15 485.24 2287.9
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 788.27 2092.6
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 685.0 1917.6
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 522.5
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 599.67 2117.3 8207.6 16341.0
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 452.77 1293.1 4609.8 9044.0
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 493.58 1742.4 6757.9 13459.1
+bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 441.45
+bwd_dq_bf16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1005.1 3569.0 6800.5
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 444.52 1173.0 4366.7 8607.1
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 902.32 3110.6 11085.4
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 3207.3 3207.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 2890.5 6450.2
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 974.29 2550.5
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 914.0 2558.6
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1456.5 5268.4
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1321.6 4950.6
+bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 1049.7
+bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3932.0 15571.1 31089.8
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 585.96 2024.4 7597.8 14807.0
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 812.85 3081.3 12195.5 24347.8
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 482.98 1660.0 6172.1 11988.0
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 469.66 1320.1 4708.6 9227.2
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1403.6 5545.6
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1701.4 6328.4
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1432.4 5679.0
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1689.2 4714.9
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1431.5 4688.2
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1780.8 4961.8
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1401.6 4573.6
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1981.7 7113.9 27599.8 54913.1
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3430.3 13479.3
+bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 443.72
+bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1270.4 4807.9 9525.0
+bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 472.31
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 444.85 711.36 2504.9 4905.0
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 473.15 485.24 2287.9
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 599.67 2117.3 8207.6 16341.0
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 452.77 1293.1 4609.8 9044.0
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 493.58 1742.4 6757.9 13459.1
+bwd_dq_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 441.45
+bwd_dq_fp16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1005.1 3569.0 6800.5
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 902.32 3110.6 11085.4
+bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 1049.7
+bwd_dq_fp16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3932.0 15571.1 31089.8
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 585.96 2024.4 7597.8 14807.0
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 812.85 3081.3 12195.5 24347.8
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 482.98 1660.0 6172.1 11988.0
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1403.6 5545.6
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 699.98 2440.1 9483.6 18875.6
+bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 701.79
+bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1452.5 5088.9 9819.2
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1000.3
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1253.0 4658.0 18283.0 36449.6
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 862.85 2597.4 9424.6 18355.7
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 922.52 3415.8 13393.9 26698.2
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 702.38 1961.2 7076.7 13750.2
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 699.98 2440.1 9483.6 18875.6
+bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 701.79
+bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1452.5 5088.9 9819.2
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1253.0 4658.0 18283.0 36449.6
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 862.85 2597.4 9424.6 18355.7
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 922.52 3415.8 13393.9 26698.2
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 702.38 1961.2 7076.7 13750.2
+decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 23.739
+decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 58.953
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 190.83 364.45
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 25.522 59.459 191.96 367.96
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 27.657 76.126 205.25 369.09
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 27.915
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 62.254 103.56 103.56
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.3 77.893 126.03 126.03
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 35.707 103.45 367.56
+decode_bf16_d128 16384 br16_bc32_w4_s3_fa2_ptr_x2 713.5
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 37.423 104.58 368.9 713.58
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 48.635 132.79 376.95 721.88
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 38.934 105.03 193.69 193.69
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 48.679 134.68 220.54 220.54
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 374.55
+decode_bf16_d128_causal_chunk_paged 16384 br16_bc128_w4_s4_fa2_ptr 374.76
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 43.61
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s3_fa2_ptr 127.14
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 459.06 889.46
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 59.919 164.49 458.92
+decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 895.45
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 59.076 192.84 717.83
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1411.5
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 60.509
+decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr 194.78
+decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 722.82 1412.3
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 86.777
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 249.62 730.38
+decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_rows 1436.0
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 60.519 193.31 718.69
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 62.533
+decode_bf16_d256_window_paged 1024 br16_bc64_w4_s4_fa2_ptr 195.45
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 372.36 372.36
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 86.319 245.0 409.44 409.44
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 63.425 194.0 368.77
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 105.75 374.45 1433.9 2814.3
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 107.35 374.58 1434.5 2816.7
 """,
 }

@@ -11,97 +11,97 @@ ARCH = "sm_89"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 317.31 839.99 3256.3 6477.9
-fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 338.23
-fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 318.62 486.93 1788.4 3495.3
-fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 596.9 2133.0 4121.2
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 339.33 347.81
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 182.09
-fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 510.13 1828.3 3585.1
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 218.75 589.85 2109.3 4118.5
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 193.13
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 464.86 1631.7 6173.0
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 220.56
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 584.65 973.63 1992.5
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 181.67 511.18
-fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1385.8 1595.6
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 239.88 620.8 1670.0 1921.2
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 193.16 479.24 1446.0 3620.0
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 235.51
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 644.1 747.41
-fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt 844.14
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 360.73
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 345.13 1263.5 4940.8 9843.8
-fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 314.21 714.98 2694.9 5299.5
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 319.62 868.74 3477.4 6955.6
-fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 320.77
-fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 483.48 1824.8 3506.0
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 323.49 536.45 1900.7 3609.8
-fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 214.63
-fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 434.92 1624.9 5850.5
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 232.02
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 703.97 1219.8 2472.2
-fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1834.9 1834.9
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1658.3 3695.3
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1155.6 1133.4
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 201.06 554.1 1504.4 1739.7
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 206.22 579.2 1549.9 1791.3
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 212.83
-fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 476.77 1473.1 3703.5
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 223.83 679.73 804.3 936.52
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 257.21 451.56 1625.0 3024.0
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 250.29 608.23 2116.4 4087.3
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 266.46
-fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 434.98 1686.8 6381.5
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 269.32 465.57 845.9 1854.0
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 306.39 950.67 3745.4 7471.8
-fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.08
-fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 526.44 1902.0 3539.7
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 328.25 1098.4 4350.1 8685.6
-fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 321.46
-fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 622.53 2289.9 4206.7
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 319.8 686.0 2357.7 4534.2
-fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.35
-fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 572.28 2103.2 7742.0
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.05 707.84 1376.2 2784.1
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 249.59 666.72 2452.4
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 264.21 604.29 2208.5
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.7 770.5 1560.6
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 241.1
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.14 1623.1 1858.3
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 255.91
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 554.72 1622.7 4045.0
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.08 699.92
-fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc16_w4_s3_fa2_ptr_lpt_rows 836.18 1069.3
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 332.51 639.15 1706.4
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.78
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 581.49 1696.6
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.7
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 779.86
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc16_w4_s2_fa2_ptr_rows 941.68
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1022.3 3774.7 14708.0 29268.3
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 501.03 1808.5 6983.7 13867.1
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 535.51 1970.8 7638.2 15176.5
-fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 317.79
-fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 814.9 3182.0 6338.1
-fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 338.23
-fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 318.62 486.93 1788.4 3495.3
-fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 339.33 347.81
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 345.13 1263.5 4940.8 9843.8
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 314.21 714.98 2694.9 5299.5
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 319.62 868.74 3477.4 6955.6
-fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 320.77
-fwd_fp16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 483.48 1824.8 3506.0
-fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 214.63
-fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 434.92 1624.9 5850.5
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 306.39 950.67 3745.4 7471.8
-fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.08
-fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 526.44 1902.0 3539.7
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 328.25 1098.4 4350.1 8685.6
-fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 321.46
-fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 622.53 2289.9 4206.7
-fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.35
-fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 572.28 2103.2 7742.0
+fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 317.76 885.48 3301.7 6523.4
+fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 338.26
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 319.68 538.11 1831.3 3534.9
+fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 690.69 2241.5 4203.9
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 339.4 348.15
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 212.83
+fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 544.19 1888.0 3603.8
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 315.2 687.47 2209.9 4174.9
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 233.48
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 511.29 1654.7 6245.6
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 306.24
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 656.96 989.49 2008.9
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 236.99 574.18
+fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1444.2 1648.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 328.36 719.63 1749.5 2007.8
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 253.29 542.89 1507.9 3755.9
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 293.81
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 704.14 762.75
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt 858.47
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 405.93
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 393.97 1311.6 4988.9 9891.9
+fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 313.86 769.12 2736.3 5360.9
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 321.49 950.07 3558.3 7036.5
+fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 321.22
+fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 587.52 1922.0 3586.8
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 369.37 712.69 2068.9 3739.2
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 232.93
+fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 568.77 1740.6 6088.1
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 276.43
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 807.81 1247.8 2495.3
+fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1910.9 1910.9
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1750.7 3896.3
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1190.4 1176.9
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 233.85 611.22 1567.3 1800.4
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 321.12 691.27 1661.8 1897.0
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 409.93
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 532.99 1506.0 3736.6
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 302.83 754.53 823.69 951.85
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 263.99 478.76 1650.3 3042.9
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 250.83 566.23 2081.9 4047.6
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 267.29
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 474.86 1732.9 6437.6
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 270.27 577.7 1010.5 2185.9
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 308.96 968.57 3763.3 7489.7
+fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 301.96
+fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 569.63 1943.0 3570.3
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 329.81 1128.7 4380.4 8715.9
+fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 324.31
+fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 652.9 2319.9 4229.2
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 321.34 712.27 2377.1 4556.4
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.32
+fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 610.94 2135.9 7804.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.59 733.27 1383.4 2790.6
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 252.42 697.62 2483.5
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 263.96 642.22 2240.8
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 281.99 871.89 1623.1
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 263.69
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 647.9 1658.6 1898.8
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.12
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 606.61 1666.6 4142.5
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 265.54 762.62
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc16_w4_s3_fa2_ptr_lpt_rows 847.15 1080.9
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 333.84 679.57 1741.6
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 262.68
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 634.14 1741.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 283.6
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 837.48
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc16_w4_s2_fa2_ptr_rows 972.47
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1140.8 3891.0 14823.5 29387.1
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 242.56 873.62 4088.2 13878.2
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 298.53 990.26 4511.1 15254.5
+fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 318.35
+fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 859.21 3226.1 6382.2
+fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 338.26
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 319.68 538.11 1831.3 3534.9
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 339.4 348.15
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 393.97 1311.6 4988.9 9891.9
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 313.86 769.12 2736.3 5360.9
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 321.49 950.07 3558.3 7036.5
+fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 321.22
+fwd_fp16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 587.52 1922.0 3586.8
+fwd_fp16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 232.93
+fwd_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 568.77 1740.6 6088.1
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 308.96 968.57 3763.3 7489.7
+fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 301.96
+fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 569.63 1943.0 3570.3
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 329.81 1128.7 4380.4 8715.9
+fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 324.31
+fwd_fp16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 652.9 2319.9 4229.2
+fwd_fp16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.32
+fwd_fp16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 610.94 2135.9 7804.5
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 144.99 144.99 144.99 144.99
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 142.06 142.06 142.06 142.06
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 143.9 143.9 143.9 143.9
@@ -113,170 +113,170 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 142.06 142.06 142.06 142.06
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 143.9 143.9 143.9 143.9
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 134.75 134.75 134.75 134.75
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 143.36 143.36 143.36 143.36
-bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.67 1608.4 6282.9 12515.7
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 507.45
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 479.63 930.96 3467.1 6776.4
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 480.32 1050.9 3854.9 7497.3
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 509.43
-bwd_dkv_bf16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 522.09
-bwd_dkv_bf16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3489.7
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1135.6 2950.3
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 944.17 2838.8
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 712.53
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 695.95 2662.4 10533.8 21036.9
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 496.88
-bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1592.2 5864.6 11569.2
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 541.53 2061.3 8146.1 16267.4
-bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 476.17
-bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1277.3 4717.9 9050.8
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 480.66
-bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1200.7 4403.4 8429.0
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1167.8 4613.0
-bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16395.7
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 5318.0 5318.0
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 5018.1 9769.7
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 1543.4 3876.3
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1214.8
-bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 3786.6
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1448.8 5400.4
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1263.3 5000.8
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 906.72 3445.6 13601.0 27141.7
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 526.29 1798.4 6744.4 13388.9
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 710.1 2698.4 10651.4 21255.4
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 475.07 1378.4 5145.9 10217.6
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 586.78 2046.4 7679.8 15262.2
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1257.8 4996.7
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1536.2 5661.3
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1507.6 6046.6
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1444.8 4086.8
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1275.7 4239.0
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1539.2 4357.5
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1510.7 5038.3
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1448.0 5065.7 19477.2 38894.1
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6419.3 25638.4
-bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.67 1608.4 6282.9 12515.7
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 507.45
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 479.63 930.96 3467.1 6776.4
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 509.43
-bwd_dkv_fp16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 522.09
-bwd_dkv_fp16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3489.7
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 695.95 2662.4 10533.8 21036.9
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 496.88
-bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1592.2 5864.6 11569.2
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 541.53 2061.3 8146.1 16267.4
-bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 476.17
-bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1277.3 4717.9 9050.8
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1167.8 4613.0
-bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16395.7
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 906.72 3445.6 13601.0 27141.7
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 526.29 1798.4 6744.4 13388.9
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 710.1 2698.4 10651.4 21255.4
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 475.07 1378.4 5145.9 10217.6
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1257.8 4996.7
-bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr 397.44
-bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1224.3 4783.3 9528.6
-bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 424.27
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 400.03 664.76 2495.2 4895.3
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 399.81 726.96 2663.1 5206.8
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 425.94 436.53 2246.9
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 739.7 2039.9
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 633.95 1869.6
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 456.78
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 554.82 2083.2 8210.3 16392.4
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 403.74 1252.7 4590.8 9051.6
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 460.12 1718.1 6764.0 13505.3
-bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 397.72
-bwd_dq_bf16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 975.85 3558.3 6815.1
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 400.77 1162.5 4375.4 8641.6
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 843.1 3072.3 11039.7
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 3164.8 3164.8
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 2840.0 6334.4
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 914.47 2494.8
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 833.52 2493.9
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1418.8 5262.0
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1270.3 4920.2
-bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 1020.3
-bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3943.9 15652.7 31264.4
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 576.59 2026.7 7633.3 14885.6
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 806.36 3088.5 12257.3 24482.4
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 473.18 1659.8 6199.2 12050.2
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 396.44 1212.9 4623.5 9167.0
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1398.3 5589.0
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1699.9 6355.6
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1426.2 5699.5
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1685.7 4730.1
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1425.0 4697.6
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1777.9 4980.0
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1391.8 4580.2
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1873.1 7037.6 27644.4 55122.5
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3179.5 13284.7
-bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 397.44
-bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1224.3 4783.3 9528.6
-bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 424.27
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 400.03 664.76 2495.2 4895.3
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 425.94 436.53 2246.9
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 554.82 2083.2 8210.3 16392.4
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 403.74 1252.7 4590.8 9051.6
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 460.12 1718.1 6764.0 13505.3
-bwd_dq_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 397.72
-bwd_dq_fp16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 975.85 3558.3 6815.1
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 843.1 3072.3 11039.7
-bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 1020.3
-bwd_dq_fp16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3943.9 15652.7 31264.4
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 576.59 2026.7 7633.3 14885.6
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 806.36 3088.5 12257.3 24482.4
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 473.18 1659.8 6199.2 12050.2
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1398.3 5589.0
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 632.88 2404.4 9490.6 18938.7
-bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 631.89
-bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1353.4 5014.2 9785.2
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 974.92
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1203.1 4629.8 18336.4 36611.8
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 740.85 2490.3 9369.8 18348.5
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 883.12 3392.6 13430.6 26814.5
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 632.46 1877.6 7035.3 13743.2
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 632.88 2404.4 9490.6 18938.7
-bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 631.89
-bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1353.4 5014.2 9785.2
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1203.1 4629.8 18336.4 36611.8
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 740.85 2490.3 9369.8 18348.5
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 883.12 3392.6 13430.6 26814.5
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 632.46 1877.6 7035.3 13743.2
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 21.32
-decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 53.488
-decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 173.15 329.5
-decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 21.205 52.821 173.49 332.23
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 23.272 67.713 184.44 333.0
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 21.468
-decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 52.904 93.857 93.857
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 23.58 67.899 111.54 111.54
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 31.885 94.09 332.34
-decode_bf16_d128 16384 br16_bc32_w4_s3_fa2_ptr_x2 643.97
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 32.649 94.914 333.33 643.98
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 44.684 122.62 342.37 652.82
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 32.688 94.985 175.21 175.21
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 43.628 123.26 201.55 201.55
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 338.04 338.56
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 38.264
-decode_bf16_d192v128_paged 1024 br16_bc64_w8_s3_fa2_ptr 115.45
-decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 414.92 802.64
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 54.828 151.3 415.17
-decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 808.45
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 53.709 174.47 647.7
-decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1272.7
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 54.891
-decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr 176.21
-decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 652.52 1273.4
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 79.76
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 229.61 660.21
-decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_rows 1295.5
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 53.818 174.73 648.33
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 54.932
-decode_bf16_d256_window_paged 1024 br16_bc64_w4_s4_fa2_ptr 176.3
-decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 336.41 336.41
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 76.096 222.57 370.48 370.48
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 53.892 174.88 333.04
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 96.279 339.16 1295.1 2537.3
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 96.242 338.96 1295.4 2539.3
+bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.72 1633.5 6307.7 12540.4
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 507.48
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 478.82 981.51 3514.5 6821.3
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 480.21 1091.4 3870.0 7507.9
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 509.87
+bwd_dkv_bf16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 586.93
+bwd_dkv_bf16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3487.6
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1140.6 2954.6
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 931.61 2844.0
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 746.57
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 743.82 2709.4 10580.6 21083.7
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 577.72
+bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1628.7 5899.5 11604.2
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 566.64 2085.4 8170.0 16291.4
+bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 476.73
+bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1308.6 4744.5 9071.4
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 480.68
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1255.7 4455.7 8472.8
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1186.1 4626.8
+bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16413.9
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 5320.1 5320.1
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 5022.1 9781.5
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 1550.9 3881.3
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1216.1
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 3796.6
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1539.3 5486.2
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1388.8 5126.7
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 967.75 3505.2 13660.6 27201.2
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 683.56 1950.0 6890.0 13535.5
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 755.67 2742.5 10695.4 21299.4
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 535.93 1506.2 5267.6 10340.0
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 652.62 2106.5 7736.8 15319.3
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1335.5 5076.9
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1598.0 5715.5
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1585.1 6125.3
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1467.5 4106.5
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1306.6 4272.1
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1562.0 4377.3
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1543.2 5072.5
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1478.0 5090.1 19505.6 38922.5
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 6445.3 25669.1
+bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 474.72 1633.5 6307.7 12540.4
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 507.48
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 478.82 981.51 3514.5 6821.3
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 509.87
+bwd_dkv_fp16_d64_causal_varlen 1024 br64_bc64_w4_s3_fa2_ptr 586.93
+bwd_dkv_fp16_d64_causal_varlen 4096 br32_bc64_w4_s3_fa2_ptr 3487.6
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 743.82 2709.4 10580.6 21083.7
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 577.72
+bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 1628.7 5899.5 11604.2
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 566.64 2085.4 8170.0 16291.4
+bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 476.73
+bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1308.6 4744.5 9071.4
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1186.1 4626.8
+bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 16413.9
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 967.75 3505.2 13660.6 27201.2
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 683.56 1950.0 6890.0 13535.5
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 755.67 2742.5 10695.4 21299.4
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 535.93 1506.2 5267.6 10340.0
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1335.5 5076.9
+bwd_dq_bf16_d64 1 br128_bc64_w8_s3_fa2_ptr 446.36
+bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1278.0 4836.7 9582.0
+bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 442.31
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 401.19 715.61 2519.9 4934.3
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 399.9 797.81 2747.8 5300.5
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 426.62 437.65 2301.6
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 792.97 2105.1
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 689.08 1929.1
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 525.61
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 603.24 2130.0 8256.7 16438.8
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 455.47 1300.8 4637.4 9098.1
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 496.52 1752.8 6798.4 13539.7
+bwd_dq_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 411.94
+bwd_dq_bf16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1011.1 3590.4 6841.2
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 401.14 1180.0 4392.9 8658.6
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 907.7 3129.2 11151.8
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 3226.5 3226.5
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 2907.8 6488.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 980.1 2565.7
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 919.46 2573.9
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1465.2 5299.9
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1329.5 4980.2
+bwd_dq_bf16_d192 1 br64_bc32_w8_s1_fa2_ptr 1055.9
+bwd_dq_bf16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3955.6 15664.3 31276.0
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 589.45 2036.5 7643.3 14895.6
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 817.7 3099.7 12268.5 24493.5
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 485.86 1669.9 6209.1 12059.7
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 472.46 1327.9 4736.7 9282.5
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1412.0 5578.8
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1711.6 6366.2
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1440.9 5713.0
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1699.3 4743.2
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1440.0 4716.3
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1791.4 4991.5
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1410.0 4600.9
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 1993.6 7156.4 27765.1 55241.9
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3450.8 13560.0
+bwd_dq_fp16_d64 1 br128_bc64_w8_s3_fa2_ptr 446.36
+bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 1278.0 4836.7 9582.0
+bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 442.31
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 401.19 715.61 2519.9 4934.3
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 426.62 437.65 2301.6
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 603.24 2130.0 8256.7 16438.8
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 455.47 1300.8 4637.4 9098.1
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 496.52 1752.8 6798.4 13539.7
+bwd_dq_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 411.94
+bwd_dq_fp16_d128_causal 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1011.1 3590.4 6841.2
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 907.7 3129.2 11151.8
+bwd_dq_fp16_d192 1 br64_bc32_w8_s1_fa2_ptr 1055.9
+bwd_dq_fp16_d192 1024 br32_bc16_w2_s1_fa2_ptr 3955.6 15664.3 31276.0
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 589.45 2036.5 7643.3 14895.6
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 817.7 3099.7 12268.5 24493.5
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 485.86 1669.9 6209.1 12059.7
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1412.0 5578.8
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 685.7 2454.7 9540.4 18988.6
+bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 700.64
+bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1461.2 5119.4 9878.0
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1006.3
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1260.5 4685.9 18392.4 36667.9
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 868.0 2612.9 9481.0 18465.6
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 928.03 3436.2 13474.1 26858.1
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 656.55 1972.9 7119.0 13832.5
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 685.7 2454.7 9540.4 18988.6
+bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 700.64
+bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 1461.2 5119.4 9878.0
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1260.5 4685.9 18392.4 36667.9
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 868.0 2612.9 9481.0 18465.6
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 928.03 3436.2 13474.1 26858.1
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 656.55 1972.9 7119.0 13832.5
+decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 22.432
+decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 55.008
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 173.35 329.71
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 24.399 55.476 174.58 333.38
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 26.17 71.113 187.61 334.4
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 26.742
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 58.113 95.343 95.343
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 27.766 72.83 116.79 116.79
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 33.447 94.597 332.9
+decode_bf16_d128 16384 br16_bc32_w4_s3_fa2_ptr_x2 644.21
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.103 95.646 334.18 644.28
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 46.467 123.92 342.27 652.6
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 36.541 96.095 176.18 176.18
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 46.512 125.72 205.31 205.31
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 339.29 339.52
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 40.84
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s3_fa2_ptr 116.16
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 415.74 802.93
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 57.201 153.21 415.98
+decode_bf16_d192v128_paged_invariant 16384 br16_bc64_w1_s3_fa2_ptr_v2 808.92
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 54.895 175.32 648.59
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1272.9
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 56.421
+decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr 177.27
+decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 653.46 1273.8
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 82.892
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 232.26 661.11
+decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_rows 1297.5
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 56.408 175.79 649.45
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 58.336
+decode_bf16_d256_window_paged 1024 br16_bc64_w4_s4_fa2_ptr 177.93
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 337.46 337.46
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 82.453 227.91 379.29 379.29
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.156 176.47 334.0
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 96.778 339.72 1295.6 2537.7
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 99.87 339.84 1296.3 2540.1
 """,
 }
