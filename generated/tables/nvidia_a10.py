@@ -11,87 +11,87 @@ ARCH = "sm_86"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 653.83 2335.7 9063.3 18033.4
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 537.97
-fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 453.89 1374.5 5027.9 9844.8
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 625.34 1696.6 6014.0 11689.0
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 540.27
-fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 731.35
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 455.6 1343.9 4878.1 9536.3
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 624.19 1672.7 5948.2 11523.5
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 469.31
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1317.8 4606.0 17895.9
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 612.76
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1648.7 2593.7 5432.6
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 468.67 1373.7 3767.3 4359.2
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 676.82 1755.6 4740.3 5502.7
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 502.98
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1357.8 4176.0 10505.6
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 662.12
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1812.5 2044.6 2218.0
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1022.8
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 974.95 3582.9 14014.7 27923.7
-fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 620.44 2008.1 7485.8
-fwd_bf16_d96_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 14640.5
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 605.09 2440.6 9782.4 19571.6
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 452.14 1349.1 5078.4 9915.2
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 526.3 1500.1 5296.3 10240.7
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 412.23 1225.6 4600.0 16955.5
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 647.38
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1977.4 3267.3
-fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 6487.2
-fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5044.9 5044.9
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4693.2 10668.3
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 3019.0
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3178.1
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 464.81 1477.8 4123.7 4790.5
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 580.88 1621.2 4416.4 5128.8
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 470.19 1346.1 4249.7 10703.9
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 623.81 1897.8 2244.1
-fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2435.5
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 390.8 1197.1 4287.7 8280.7
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 621.63 1696.2 5960.4 11712.0
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 425.55 1216.1 4698.1 18447.7
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 427.16 1262.6 2198.2 4699.8
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 642.79 2433.7 9597.6 19149.3
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 451.47
-fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1418.5 5082.6 9816.4
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 763.87 2950.6 11697.7 23360.4
-fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 502.28 1644.2 5975.8 11538.2
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 704.08 1901.1 6618.9 12995.1
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 522.27 1555.5 5715.5 22246.5
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 584.94 1884.1 3551.4 7488.6
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 538.03 1759.3 6391.8
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 558.29 1642.2 6002.8
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 687.45 2204.8 4237.6
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 499.2 1606.1 4415.5 5103.4
-fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 510.86 1507.5 4602.2 11573.9
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 575.4
-fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1857.6 2259.7 2634.1
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 542.99 1762.5 4851.5
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 540.15 1580.3 4814.2
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 648.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2110.4 2452.4
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2904.5 10717.0 41866.3 83421.1
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1386.9 5002.8 19389.4 38599.4
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1489.4 5480.1 21340.9 42512.5
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 628.99 2310.9 9038.5 18008.6
-fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 537.97
-fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 453.89 1374.5 5027.9 9844.8
-fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 540.27
-fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 731.35
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 974.95 3582.9 14014.7 27923.7
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 620.44 2008.1 7485.8
-fwd_fp16_d96_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 14640.5
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 605.09 2440.6 9782.4 19571.6
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 452.14 1349.1 5078.4 9915.2
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 412.23 1225.6 4600.0 16955.5
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 642.79 2433.7 9597.6 19149.3
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 451.47
-fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1418.5 5082.6 9816.4
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 763.87 2950.6 11697.7 23360.4
-fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 502.28 1644.2 5975.8 11538.2
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 522.27 1555.5 5715.5 22246.5
+fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 805.14 2545.8 9517.0 18812.4
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 642.75
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 609.49 1528.8 5206.3 10094.8
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 890.63 1945.7 6243.3 11865.7
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 657.64
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 813.07
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 601.97 1563.4 5404.3 10457.5
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 897.94 1934.4 6176.5 11718.7
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 557.05
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1446.6 4724.3 18113.6
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 823.01
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1845.4 2644.0 5480.0
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 647.43 1616.4 4199.3 4841.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 936.88 2014.2 4995.8 5748.8
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 640.57
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1557.0 4372.1 10891.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 830.92
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1973.8 2085.7 2259.1
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1149.6
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1140.5 3824.7 14567.5 28890.2
+fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 778.74 2183.1 7765.3
+fwd_bf16_d96_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 14941.3
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 851.98 2706.3 10157.9 20096.0
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 709.1 1642.1 5338.6 10198.0
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1043.2 1998.6 5710.5 10706.6
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 832.91 1600.1 4962.3 17630.1
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 772.74
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2264.9 3332.2
+fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 6559.5
+fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5291.0 5291.0
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4977.5 11233.3
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 3108.7
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3287.8
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 664.72 1706.3 4461.8 5154.5
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 906.24 1937.9 4729.3 5443.4
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 666.31 1506.0 4333.9 10820.1
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 844.69 2107.1 2295.2
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2539.7
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 486.62 1301.6 4453.0 8556.1
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 498.48 1574.0 5843.1 11592.1
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 474.36 1302.5 4781.2 18620.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 574.72 1583.9 2667.2 5676.0
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 713.97 2572.2 10007.7 19922.1
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 532.14
+fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1559.4 5258.8 10075.6
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 872.21 3120.8 12130.6 24144.5
+fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 596.97 1757.2 6170.1 11862.9
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 777.64 1973.9 6688.8 13066.2
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 642.68 1665.5 5804.4 22448.0
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 672.23 1969.2 3582.5 7509.3
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 634.17 1877.6 6605.2
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 676.96 1751.4 6090.7
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 737.27 2203.9 4038.1
+fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 623.11 1744.4 4602.5 5313.2
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 671.88 1652.6 4743.8 11847.5
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 705.05
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1993.4 2324.1 2688.9
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 651.82 1829.9 4832.4
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 703.14 1726.9 4959.0
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 770.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2271.6 2496.7
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3240.9 11051.9 42203.2 83764.2
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 646.05 2371.1 11406.4 38629.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 799.33 2705.9 12674.8 42744.4
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 765.7 2467.8 9292.1 18392.5
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 642.75
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 609.49 1528.8 5206.3 10094.8
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 657.64
+fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 813.07
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1140.5 3824.7 14567.5 28890.2
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 778.74 2183.1 7765.3
+fwd_fp16_d96_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 14941.3
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 851.98 2706.3 10157.9 20096.0
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 709.1 1642.1 5338.6 10198.0
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 832.91 1600.1 4962.3 17630.1
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 713.97 2572.2 10007.7 19922.1
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 532.14
+fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1559.4 5258.8 10075.6
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 872.21 3120.8 12130.6 24144.5
+fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 596.97 1757.2 6170.1 11862.9
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 642.68 1665.5 5804.4 22448.0
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 230.19 230.19 230.19 230.19
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
@@ -103,157 +103,157 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 213.81 213.81 213.81 213.81
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 227.57 227.57 227.57 227.57
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1271.7 4830.8 19066.9 38048.5
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 808.49
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 821.74 2613.7 9714.4 19075.2
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 992.25 2984.3 10913.9 21295.0
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 811.07 1240.3 9119.8
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2864.0 8063.0
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2392.9 7691.4
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1949.9
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2011.0 7788.9 30900.4 61715.8
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1361.0
-bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 4391.5 16321.4 31858.2
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1503.7 5819.3 23081.7 46098.3
-bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1050.1 3434.6 12762.9 24862.0
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1070.3 3348.3 12244.2 23792.2
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3116.4
-bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12300.6 43589.4
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 12847.3 12847.3
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12255.8 26147.3
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3925.1 10459.7
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3226.5
-bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10095.2
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 4147.3 15711.8
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3621.8 14511.7
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2580.9 9819.1 38772.0 77375.9
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1495.2 5115.1 19487.3 38674.2
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2027.4 7714.1 30460.8 60789.8
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1126.0 3856.7 14687.6 29145.3
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1673.2 5836.4 22339.8 44370.7
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3539.5 14411.6
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4282.1 16438.7
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4246.8 17437.2
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 4028.1 11706.5
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3592.2 12234.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4292.3 12482.2
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4256.1 14544.8
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3900.9 14209.4 55875.2 111557.3
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17344.6 73052.7
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1271.7 4830.8 19066.9 38048.5
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 808.49
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 821.74 2613.7 9714.4 19075.2
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 811.07 1240.3 9119.8
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2011.0 7788.9 30900.4 61715.8
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1361.0
-bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 4391.5 16321.4 31858.2
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1503.7 5819.3 23081.7 46098.3
-bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1050.1 3434.6 12762.9 24862.0
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3116.4
-bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12300.6 43589.4
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2580.9 9819.1 38772.0 77375.9
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1495.2 5115.1 19487.3 38674.2
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2027.4 7714.1 30460.8 60789.8
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1126.0 3856.7 14687.6 29145.3
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3539.5 14411.6
-bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 927.53 3406.9 13324.3 26547.5
-bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 675.65
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 578.7 1837.2 6854.3 13471.6
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 664.21 2070.8 7639.8 14983.3
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 677.97 921.0 6491.6
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2096.5 5849.3
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1794.9 5405.2
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1350.5
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1559.9 6007.4 23797.6 47517.9
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1076.8 3434.5 12716.2 24805.4
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1239.7 4780.7 18944.9 37830.5
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 824.41 2640.0 9734.9 18942.6
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1001.8 3267.9 12294.8 24319.4
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2368.5 8682.4 31852.8
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8759.4 8759.4
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 7996.2 18198.3
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2546.8 7085.6
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2344.2 7151.1
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3968.8 14847.1
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3570.2 14137.3
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2734.2 10608.6 42106.1 84102.8
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1530.0 5480.4 20845.9 41478.4
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2180.2 8461.0 33584.3 67082.1
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1231.1 4441.6 16836.7 33507.8
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1005.2 3455.6 13221.2 26249.7
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3861.1 15677.4
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4655.8 17584.1
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3937.7 15994.1
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4618.5 13280.5
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3932.7 13193.2
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4875.5 13995.9
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3839.6 12854.8
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5352.5 20107.4 79115.7 157836.0
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 9178.5 38618.1
-bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 927.53 3406.9 13324.3 26547.5
-bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 675.65
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 578.7 1837.2 6854.3 13471.6
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 677.97 921.0 6491.6
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1559.9 6007.4 23797.6 47517.9
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1076.8 3434.5 12716.2 24805.4
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1239.7 4780.7 18944.9 37830.5
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 824.41 2640.0 9734.9 18942.6
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2368.5 8682.4 31852.8
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2734.2 10608.6 42106.1 84102.8
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1530.0 5480.4 20845.9 41478.4
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2180.2 8461.0 33584.3 67082.1
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1231.1 4441.6 16836.7 33507.8
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3861.1 15677.4
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1832.1 6976.5 27553.8 54990.2
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1196.3
-bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3853.6 14296.0 27983.1
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2747.8
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3450.5 13286.3 52629.3 105086.6
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2104.7 7077.0 26699.3 52955.6
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2514.4 9668.3 38284.1 76438.6
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1571.3 5306.3 19983.5 39643.3
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1832.1 6976.5 27553.8 54990.2
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1196.3
-bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3853.6 14296.0 27983.1
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3450.5 13286.3 52629.3 105086.6
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2104.7 7077.0 26699.3 52955.6
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2514.4 9668.3 38284.1 76438.6
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1571.3 5306.3 19983.5 39643.3
-decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 28.135 78.882
-decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 268.07 517.17
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 28.326 78.935
-decode_bf16_d64_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 269.38 516.77
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 33.105 95.433 274.52 528.78
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 28.501 79.066
-decode_bf16_d64_window_sink_paged 4096 br16_bc32_w4_s3_fa2_ptr_x5 143.71 143.71
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 33.53 95.662 160.08 160.08
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 45.867
-decode_bf16_d128 1024 br16_bc32_w4_s3_fa2_ptr_x2 144.85
-decode_bf16_d128 4096 br16_bc32_w4_s4_fa2_ptr 518.58 1013.0
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 46.024 144.96 522.49 1014.5
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 69.486 185.92 535.74 1071.7
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 46.535 145.09 271.29 271.29
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 69.2
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 186.88 318.58 318.58
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 528.3 528.48
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 55.235
-decode_bf16_d192v128_paged 1024 br16_bc64_w8_s1_fa2_ptr_x2 178.33
-decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 652.86 1264.4
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 103.56
-decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 284.62 770.01 1510.3
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 79.835 274.71 1020.1 2010.0
-decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 80.6
-decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 276.61 1031.7 2013.7
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 144.78
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 370.59 1067.8 2106.7
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 80.141 275.55 1020.4
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 81.107 276.73 528.92 528.92
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 132.62
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 371.82 625.51 625.51
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 80.32 275.94 528.49
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 148.34 545.14
-decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 2029.2 4005.7
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 150.58 549.1
-decode_bf16_d512_paged 4096 br16_bc32_w8_s3_fa2_ptr_v2_x2 2040.5 4006.0
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1314.6 4820.9 18871.0 37606.5
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 871.82
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1001.1 2809.9 10089.4 19627.9
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1128.2 3099.8 11010.6 21400.0
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 996.64 1417.1 9138.6
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2821.1 8074.7
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2455.1 7704.7
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2137.6
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2184.6 7972.7 31135.2 62036.9
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1630.1
+bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 4567.6 16529.6 32128.1
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1607.3 5930.4 23233.3 46321.6
+bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1208.4 3635.6 13149.5 25514.1
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1229.2 3501.9 12377.4 23933.9
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3166.6
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12320.2 43631.5
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 12856.9 12856.9
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12272.9 26183.1
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3934.0 10473.9
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3248.9
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10116.6
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 4375.5 15959.9
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3972.3 14862.8
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2772.4 10069.9 39274.9 78215.9
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1952.0 5554.5 20050.0 39379.7
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2185.3 7956.6 31057.6 61860.1
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1526.7 4269.7 15328.7 30075.1
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1854.2 5995.1 22501.6 44538.1
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3756.6 14629.8
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4434.8 16604.0
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4460.8 17652.6
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 4084.0 11765.3
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3675.6 12318.2
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 4348.8 12540.7
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4338.9 14628.8
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3978.9 14278.1 55963.3 111645.3
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17433.7 73141.8
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1314.6 4820.9 18871.0 37606.5
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 871.82
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1001.1 2809.9 10089.4 19627.9
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 996.64 1417.1 9138.6
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2184.6 7972.7 31135.2 62036.9
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1630.1
+bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 4567.6 16529.6 32128.1
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1607.3 5930.4 23233.3 46321.6
+bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1208.4 3635.6 13149.5 25514.1
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3166.6
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 12320.2 43631.5
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2772.4 10069.9 39274.9 78215.9
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1952.0 5554.5 20050.0 39379.7
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2185.3 7956.6 31057.6 61860.1
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1526.7 4269.7 15328.7 30075.1
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3756.6 14629.8
+bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 1104.0 3659.5 13898.7 27552.4
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 837.34
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 732.99 2026.1 7213.5 14072.8
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 895.68 2285.5 7851.1 15195.0
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 777.94 1097.0 6656.5
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2200.2 5963.1
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1945.5 5557.6
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1496.0
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1760.9 6230.6 24127.2 48032.3
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1280.5 3642.6 12961.9 25129.2
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1400.8 4957.5 19202.6 38238.4
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 987.38 2804.7 9927.6 19194.7
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1058.6 3325.2 12353.5 24379.0
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2548.2 8857.2 32175.0
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8913.0 8913.0
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 8219.5 18636.6
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2730.7 7274.7
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2582.0 7382.3
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4094.8 14968.9
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3737.0 14299.4
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2847.8 10823.0 42863.8 85587.7
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1630.9 5628.3 21238.8 42227.1
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2288.5 8644.0 34201.5 68285.2
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1332.2 4581.1 17174.5 34153.4
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1341.4 3780.2 13545.7 26569.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3893.5 15653.2
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4690.9 17618.9
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3981.4 16036.6
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4651.5 13308.7
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3981.4 13241.4
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4910.3 14030.1
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3897.9 12913.3
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5694.5 20445.9 79459.7 158178.9
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 9947.6 39405.8
+bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 1104.0 3659.5 13898.7 27552.4
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 837.34
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 732.99 2026.1 7213.5 14072.8
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 777.94 1097.0 6656.5
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1760.9 6230.6 24127.2 48032.3
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1280.5 3642.6 12961.9 25129.2
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1400.8 4957.5 19202.6 38238.4
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 987.38 2804.7 9927.6 19194.7
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2548.2 8857.2 32175.0
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2847.8 10823.0 42863.8 85587.7
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1630.9 5628.3 21238.8 42227.1
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2288.5 8644.0 34201.5 68285.2
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1332.2 4581.1 17174.5 34153.4
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3893.5 15653.2
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1982.1 7120.7 27702.6 55147.6
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1439.0
+bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 4170.7 14604.8 28312.0
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2892.8
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3665.7 13657.1 53636.6 106943.5
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2482.0 7483.1 27256.6 53729.4
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2686.0 9971.8 39129.3 78006.8
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1868.6 5621.8 20411.4 40237.5
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1982.1 7120.7 27702.6 55147.6
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1439.0
+bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 4170.7 14604.8 28312.0
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3665.7 13657.1 53636.6 106943.5
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2482.0 7483.1 27256.6 53729.4
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2686.0 9971.8 39129.3 78006.8
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1868.6 5621.8 20411.4 40237.5
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 31.74 82.085
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 268.52 517.35
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 33.824 83.88
+decode_bf16_d64_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 270.2 516.99
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 37.162 99.291 276.84 531.66
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 37.203 88.347
+decode_bf16_d64_window_sink_paged 4096 br16_bc32_w4_s3_fa2_ptr_x5 144.05 144.05
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 40.018 101.25 167.3 167.3
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 48.969
+decode_bf16_d128 1024 br16_bc32_w4_s3_fa2_ptr_x2 145.91
+decode_bf16_d128 4096 br16_bc32_w4_s4_fa2_ptr 518.69 1013.0
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 51.182 146.27 522.62 1014.5
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 72.228 187.83 535.41 1070.1
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 53.894 147.07 272.21 272.21
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 68.696
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 190.58 323.1 323.1
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 528.48 528.67
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 61.443
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s1_fa2_ptr_x2 178.34
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 652.96 1264.4
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr 111.38
+decode_bf16_d192v128_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr 297.31 804.53 1578.1
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 82.562 276.32 1020.2 2010.0
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 80.557
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 278.12 1031.8 2013.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 155.73
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 375.53 1071.0 2112.4
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 85.27 277.53 1020.6
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 88.762 278.95 529.92 529.92
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 154.8
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 379.38 633.7 633.7
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 90.033 278.95 529.5
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 157.16 549.13
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 2029.3 4005.7
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 160.92 562.47
+decode_bf16_d512_paged 4096 br16_bc32_w8_s3_fa2_ptr_v2_x2 2105.9 4072.1
 """,
 }

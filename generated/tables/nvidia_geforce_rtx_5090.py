@@ -11,83 +11,83 @@ ARCH = "sm_120"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc64_w8_s3_fa2_tma 369.32 1406.0
-fwd_bf16_d64 4096 br64_bc32_w4_s3_fa2_ptr 5548.2 11062.1
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 191.65
-fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 230.37 768.81
-fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.2 5674.7
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.1 855.96 3120.5 6125.0
-fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 221.42
-fwd_bf16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 359.72
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 231.47 769.88
-fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.3 5674.8
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 306.82 856.62 3121.5 6125.7
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 221.49
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 672.8 2593.9 10045.0
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 226.92 702.96 1345.8 2785.3
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 236.69 768.43 2154.7 2489.9
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 325.59 920.83 2511.5 2900.4
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 222.23
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 675.42 2137.8 5380.5
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 230.55 706.69 882.93 902.63
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 412.57
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 518.55 1973.7 7794.5 15555.6
-fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 296.39
-fwd_bf16_d96_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 993.94 3695.0 7318.1
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 345.52 1447.4 5855.1 11732.0
-fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 267.51
-fwd_bf16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 847.62 3104.2 6008.0
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 262.64 834.97 3074.1 5956.3
-fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 253.74
-fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 758.41 2790.5 9910.7
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 272.7 899.31 1649.1 3347.7
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2888.6 2888.6
-fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2518.8 5650.6
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1421.8 1404.5
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 233.1 782.48 2190.7 2519.2
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 299.43
-fwd_bf16_d128_causal_window_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 894.25 2429.3 2795.0
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 224.95 701.26 2221.1 5597.6
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 246.49 731.2 924.04 998.66
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 212.92 692.17 2538.1 4877.2
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 259.58 759.51 2736.6 5238.4
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 184.06 612.67 2387.2 9004.7
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 216.21 673.93 1239.2 2627.6
-fwd_bf16_d192 1 br128_bc32_w8_s1_ampere_ptr 392.27 1523.2 6047.0 12078.7
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674.4
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
-fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.39 945.58 3510.7 6676.4
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 325.41 953.09 3408.4 6483.4
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 272.78 830.08 3111.4 11270.1
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 278.0 932.46 1953.1 4103.9
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 299.5 991.44 3678.7
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.58 869.27 3257.0
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 324.65 1134.5
-fwd_bf16_d256_causal_softcap_varlen_paged 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2304.3
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.33 919.98
-fwd_bf16_d256_causal_window 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2521.3 2918.5
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 244.61 805.04
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2443.8 6070.4
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 281.94 945.15 1257.9 1260.3
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 300.96 992.71 2653.0
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 271.07
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 873.25 2564.5
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 276.99 923.48 1201.3
-fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 958.58 3516.6 13694.5 27203.5
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 578.28 2141.1 8327.4 16505.0
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 547.36 2026.5 7881.9 15622.1
-fwd_fp16_d64 1 br128_bc64_w8_s3_fa2_tma 369.32 1406.0 5552.5 11081.2
-fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 230.37 768.81
-fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2889.2 5674.7
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 518.55 1973.7 7794.5 15555.6
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 297.52 993.94 3695.0 7318.1
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 345.52 1447.4 5855.1 11732.0
-fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 267.51
-fwd_fp16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 847.62 3104.2 6008.0
-fwd_fp16_d192 1 br128_bc32_w8_s1_ampere_ptr 392.27 1523.2 6047.0 12078.7
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 224.7 763.42 2924.8 5674.4
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 440.25 1720.6 6842.0 13670.5
-fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 285.39 945.58 3510.7 6676.4
+fwd_bf16_d64 1 br128_bc64_w8_s3_fa2_tma 413.65 1446.0
+fwd_bf16_d64 4096 br64_bc32_w4_s3_fa2_ptr 5576.3 11090.2
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 234.11
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 272.1 802.33
+fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2945.4 5722.2
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 452.21 1007.5 3277.0 6214.7
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 250.13
+fwd_bf16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 388.37
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 279.73 813.82
+fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2943.1 5780.6
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 446.23 999.96 3308.5 6271.7
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 256.99
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 716.53 2635.6 10134.5
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 274.37 756.85 1358.0 2797.5
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 285.46 811.46 2209.5 2551.0
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 440.51 1047.9 2623.3 3011.8
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 260.24
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 755.17 2214.8 5542.2
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 296.18 776.69 899.78 919.47
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 461.85
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 557.54 2011.8 7832.6 15593.6
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 329.01
+fwd_bf16_d96_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1038.4 3770.3 7373.5
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 428.76 1527.8 5935.2 11812.0
+fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 292.9
+fwd_bf16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 954.94 3207.4 6109.2
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_tma_lpt 347.62 915.55 3151.5 6034.0
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 309.95
+fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 839.56 2862.3 10059.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 331.37 959.02 1665.1 3363.6
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2938.4 2938.4
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2592.5 5822.1
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1423.9 1406.6
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 273.04 814.2 2227.4 2554.2
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 452.95
+fwd_bf16_d128_causal_window_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1033.2 2562.9 2929.5
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 302.77 776.13 2284.0 5743.0
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 318.1 798.77 943.54 1018.2
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 239.78 714.68 2560.3 4896.5
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.91 800.21 2774.7 5273.9
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 217.1 629.35 2391.3 9011.4
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 256.4 724.59 1247.6 2641.9
+fwd_bf16_d192 1 br128_bc32_w8_s1_ampere_ptr 398.6 1529.1 6052.9 12084.6
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 251.86 808.28 2955.9 5698.8
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 472.4 1751.6 6873.0 13701.5
+fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 311.63 976.14 3532.4 6702.4
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 670.18 1294.4 3723.8 6782.3
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 313.46 871.74 3144.1 11338.2
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 295.69 951.95 1959.7 4110.5
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 325.14 1022.1 3700.5
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 324.91 909.18 3287.8
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 336.24 1142.4
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2312.4
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 328.08 977.19
+fwd_bf16_d256_causal_window 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2550.0 2952.9
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 319.83 877.01
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2489.1 6161.1
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 336.41 968.83 1274.0 1276.3
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 340.35 1033.1 2681.8
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 302.87
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 926.16 2609.7
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 337.65 961.09 1217.5
+fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 1050.6 3606.8 13786.1 27295.1
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 304.99 1062.0 4867.0 16555.6
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 298.7 1014.5 4619.4 15686.3
+fwd_fp16_d64 1 br128_bc64_w8_s3_fa2_tma 413.65 1446.0 5592.0 11120.8
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 272.1 802.33
+fwd_fp16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 2945.4 5722.2
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 557.54 2011.8 7832.6 15593.6
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 345.78 1038.4 3770.3 7373.5
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 428.76 1527.8 5935.2 11812.0
+fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 292.9
+fwd_fp16_d128_causal 1024 br128_bc128_w8_s1_ampere_ptr_lpt 954.94 3207.4 6109.2
+fwd_fp16_d192 1 br128_bc32_w8_s1_ampere_ptr 398.6 1529.1 6052.9 12084.6
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 251.86 808.28 2955.9 5698.8
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 472.4 1751.6 6873.0 13701.5
+fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 311.63 976.14 3532.4 6702.4
 bwd_delta_bf16_d64 1 br128_bc16_w4_s1_fa2_ptr 79.069 79.069 79.069 79.069
 bwd_delta_bf16_d96 1 br128_bc16_w8_s1_fa2_ptr 77.496 77.496 77.496 77.496
 bwd_delta_bf16_d128 1 br128_bc16_w4_s1_fa2_ptr 78.483 78.483 78.483 78.483
@@ -99,147 +99,147 @@ bwd_delta_fp16_d96 1 br128_bc16_w4_s1_fa2_ptr 77.496 77.496 77.496 77.496
 bwd_delta_fp16_d128 1 br128_bc16_w4_s1_fa2_ptr 78.483 78.483 78.483 78.483
 bwd_delta_fp16_d192 1 br128_bc16_w8_s1_fa2_ptr 73.583 73.583 73.583 73.583
 bwd_delta_fp16_d256 1 br128_bc16_w8_s1_fa2_ptr 78.191 78.191 78.191 78.191
-bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 776.94 2972.1 11752.9 23460.6
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 362.59
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 434.59 1474.1 5601.5 10990.7
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 387.37 650.99 5810.3
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1889.9 4979.4
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 1560.6 4811.9
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 918.24
-bwd_dkv_bf16_d96 1 br32_bc32_w4_s2_fa2_ptr 1029.5 3960.0 15673.9 31292.2
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 582.83 2057.0 7879.7 15429.9
-bwd_dkv_bf16_d128 1 br32_bc32_w4_s2_fa2_ptr 786.91 3012.9 11919.8 23795.7
-bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 514.91
-bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1771.6 6587.3 12807.7
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 543.71 1834.2 6893.6 13442.6
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 1840.3 6891.5 23036.2
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 7364.0 7364.0
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr 8366.7 17568.8
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc32_w4_s2_fa2_ptr 1801.3 4821.2
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1504.1 4861.8
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1670.5 6284.7
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1440.2 5780.7
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1040.8 4004.4 15859.0 31665.0
-bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr 1500.7 5535.0 21229.5 41948.9
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 843.93 3247.9 12863.9 25685.1
-bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1254.7 4614.9 17595.1 34684.1
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 700.25 2518.2 9533.4 18768.2
-bwd_dkv_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 3969.7 16152.5
-bwd_dkv_bf16_d256_causal_softcap 1024 br16_bc32_w8_s2_fa2_ptr 4988.9 18607.3
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4160.5 16925.6
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1749.9 4949.9
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1499.1 4972.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1855.2 5249.6
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1915.4 6377.0
-bwd_dkv_bf16_d512_causal 1 br32_bc16_w8_s2_fa2_ptr 2132.0 7766.2 27470.8 54830.0
-bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 8506.6 34023.4
-bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 776.94 2972.1 11752.9 23460.6
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 434.59 1474.1 5601.5 10990.7
-bwd_dkv_fp16_d96 1 br32_bc32_w4_s2_fa2_ptr 1029.5 3960.0 15673.9 31292.2
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 582.83 2057.0 7879.7 15429.9
-bwd_dkv_fp16_d128 1 br32_bc32_w4_s2_fa2_ptr 786.91 3012.9 11919.8 23795.7
-bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 514.91
-bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1771.6 6587.3 12807.7
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 1040.8 4004.4 15859.0 31665.0
-bwd_dkv_fp16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr 1500.7 5535.0 21229.5 41948.9
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 843.93 3247.9 12863.9 25685.1
-bwd_dkv_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1254.7 4614.9 17595.1 34684.1
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 542.5
-bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2077.3 8207.6 16381.3
-bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 256.25
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 327.15 1114.7 4224.7 8440.8
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 336.99 1118.1 4254.8 8372.4
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 303.17 505.91 3827.4
-bwd_dq_bf16_d64_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1118.6 3163.9
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 984.05 3148.7
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 614.24
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 746.32 2864.9 11356.6 22688.2
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 482.28 1581.4 5920.6 11552.7
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 634.75 2427.7 9617.5 19214.3
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 413.35 1326.9 4919.2 9562.3
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 414.5 1413.6 5400.1 10690.2
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1186.1 4398.4 15635.7
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc32_w8_s2_fa2_ptr_lpt 4609.4 4609.4
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc32_w8_s2_fa2_ptr_lpt 4116.6 9078.2
-bwd_dq_bf16_d128_causal_window 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1316.0 3623.0
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1180.6 3547.0
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1571.0 5895.9
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1353.4 5275.7
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1126.7 4371.7 17377.7 34719.0
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 627.72 2254.7 8605.6 16647.2
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 916.51 3547.9 14103.5 28177.7
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 519.36 1851.9 7027.3 13500.1
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 364.27 1269.1 4865.7 9638.7
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1564.8 6293.5
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1891.3 7177.2
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1594.5 6411.1
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1873.3 5231.4
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1577.6 5154.2
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2025.3 5670.9
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1650.3 5397.1
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1130.8 4173.9 16142.1 32162.8
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3604.6 15167.5
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 542.5
-bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2077.3 8207.6 16381.3
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 327.15 1114.7 4224.7 8440.8
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 746.32 2864.9 11356.6 22688.2
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 482.28 1581.4 5920.6 11552.7
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 634.75 2427.7 9617.5 19214.3
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 413.35 1326.9 4919.2 9562.3
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 1126.7 4371.7 17377.7 34719.0
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 627.72 2254.7 8605.6 16647.2
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 916.51 3547.9 14103.5 28177.7
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 519.36 1851.9 7027.3 13500.1
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 940.85 3648.8 14480.7 28923.3
-bwd_fused_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 541.02
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 545.4 1883.8 7170.6 14242.6
-bwd_fused_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 486.86 835.18 7679.7
-bwd_fused_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2393.8 6311.6
-bwd_fused_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2017.1 6221.9
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1232.1
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1459.4 5678.8 22556.3 45059.6
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1090.1 4235.5 16816.8 33591.8
-bwd_fused_bf16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 873.08
-bwd_fused_bf16_d128_causal_varlen 1024 br32_bc32_w4_s1_fa2_ptr 2799.2
-bwd_fused_bf16_d128_causal_chunk 4096 br32_bc64_w4_s3_fa2_ptr 9579.1 9579.1
-bwd_fused_bf16_d128_causal_chunk_varlen 4096 br32_bc64_w4_s3_fa2_ptr 8620.4 18092.4
-bwd_fused_bf16_d128_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 2537.4 6690.1
-bwd_fused_bf16_d128_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2086.8 6589.4
-bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 1495.2 5481.3 20984.6 41454.5
-bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1209.8 4432.6 16885.3 33280.4
-bwd_fused_bf16_d256_causal_varlen 1024 br16_bc32_w8_s1_fa2_ptr 4993.6 20290.8
-bwd_fused_bf16_d256_causal_softcap 1024 br16_bc32_w8_s1_fa2_ptr 6550.1 24412.8
-bwd_fused_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s1_fa2_ptr 5362.5 21816.1
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 940.85 3648.8 14480.7 28923.3
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 545.4 1883.8 7170.6 14242.6
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1459.4 5678.8 22556.3 45059.6
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1090.1 4235.5 16816.8 33591.8
-bwd_fused_fp16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 873.08
-bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 1495.2 5481.3 20984.6 41454.5
-bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1209.8 4432.6 16885.3 33280.4
-decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 16.11 35.558 101.29 186.19
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 12.301 22.929 57.767 101.7
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 17.034 39.337 75.71 121.12
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 12.39 23.032 34.991 34.991
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 17.214 39.885 53.356 53.356
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 22.84 57.928 186.69 354.86
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 23.367 58.128 186.87 355.35
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 40.773 105.52 238.65 383.71
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 24.179 59.484
-decode_bf16_d128_window_paged 4096 br16_bc64_w4_s3_fa2_ptr_x2 102.82 102.82
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 38.349 103.23 141.36 141.36
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 144.31 144.36
-decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr 70.963
-decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 232.85 865.98 1709.3
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 108.35 325.78 1004.2 1942.5
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 58.805 188.46 694.12
-decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1365.9
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 59.954 190.01 696.41 1366.2
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 113.32 357.75 1100.7 2134.0
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.363 189.29 695.65
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 60.091 190.01 358.41 358.41
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.555 189.35 356.56
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 39.553 107.7 364.89 702.42
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 39.442 107.15 363.95 701.16
+bwd_dkv_bf16_d64 1 br32_bc64_w4_s3_fa2_ptr 784.95 2978.5 11759.0 23466.8
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 389.42
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 463.53 1494.3 5628.0 11004.0
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 441.8 694.62 5817.6
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1894.9 4986.9
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 1570.2 4820.4
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 974.31
+bwd_dkv_bf16_d96 1 br32_bc32_w4_s2_fa2_ptr 1067.4 3996.3 15710.1 31328.4
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 640.31 2098.0 7912.2 15493.4
+bwd_dkv_bf16_d128 1 br32_bc32_w4_s2_fa2_ptr 807.2 3032.0 11938.9 23814.8
+bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 580.01
+bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1809.8 6623.6 12838.4
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 558.78 1847.2 6905.7 13453.7
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 1858.6 6909.7 23058.9
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 7374.9 7374.9
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr 8358.3 17545.0
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc32_w4_s2_fa2_ptr 1797.2 4829.4
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1510.5 4870.4
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 1757.2 6368.8
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1550.2 5891.5
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1152.7 4115.2 15969.7 31775.8
+bwd_dkv_bf16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr 1552.9 5584.1 21275.3 41998.9
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 909.16 3311.9 12927.8 25749.1
+bwd_dkv_bf16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1298.8 4655.6 17632.6 34726.0
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 764.48 2578.0 9591.0 18829.3
+bwd_dkv_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 3999.4 16179.9
+bwd_dkv_bf16_d256_causal_softcap 1024 br16_bc32_w8_s2_fa2_ptr 5010.7 18625.7
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4189.5 16951.8
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 1792.7 4991.5
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1555.9 5032.6
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 1899.8 5293.4
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1972.5 6435.3
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w8_s2_fa2_ptr 2164.8 7790.8 27499.4 54858.6
+bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 8509.0 34027.6
+bwd_dkv_fp16_d64 1 br32_bc64_w4_s3_fa2_ptr 784.95 2978.5 11759.0 23466.8
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 463.53 1494.3 5628.0 11004.0
+bwd_dkv_fp16_d96 1 br32_bc32_w4_s2_fa2_ptr 1067.4 3996.3 15710.1 31328.4
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 640.31 2098.0 7912.2 15493.4
+bwd_dkv_fp16_d128 1 br32_bc32_w4_s2_fa2_ptr 807.2 3032.0 11938.9 23814.8
+bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 580.01
+bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1809.8 6623.6 12838.4
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 1152.7 4115.2 15969.7 31775.8
+bwd_dkv_fp16_d192_causal 1 br16_bc32_w8_s2_fa2_ptr 1552.9 5584.1 21275.3 41998.9
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 909.16 3311.9 12927.8 25749.1
+bwd_dkv_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 1298.8 4655.6 17632.6 34726.0
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 566.92
+bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2123.7 8253.9 16427.6
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 323.59
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 352.28 1143.6 4295.8 8435.7
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 388.75 1169.5 4310.0 8417.0
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 338.93 537.71 3877.6
+bwd_dq_bf16_d64_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1143.4 3187.2
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1042.8 3205.7
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 687.77
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 781.4 2898.6 11390.1 22721.7
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 520.74 1617.7 5955.7 11583.2
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 665.5 2457.5 9647.2 19243.9
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 438.94 1355.4 4947.3 9586.0
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 433.02 1431.7 5416.7 10707.3
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1225.9 4435.3 15704.6
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc32_w8_s2_fa2_ptr_lpt 4636.0 4636.0
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc32_w8_s2_fa2_ptr_lpt 4151.6 9154.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1347.8 3652.1
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc32_w8_s2_fa2_ptr_lpt 1227.1 3587.4
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1609.9 5931.2
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1405.2 5323.9
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1133.2 4377.9 17383.6 34724.5
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 638.33 2265.8 8615.5 16655.8
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 929.04 3560.3 14115.9 28190.1
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 530.61 1863.2 7038.2 13507.2
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 491.63 1393.2 4989.5 9762.5
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1578.6 6300.2
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1900.5 7187.5
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1609.4 6424.4
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1886.9 5244.1
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1597.4 5201.9
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2036.3 5684.1
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1761.7 5758.8
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr_lpt 1368.7 4407.2 16381.3 32400.7
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 3897.6 15466.2
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 566.92
+bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 2123.7 8253.9 16427.6
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 352.28 1143.6 4295.8 8435.7
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 781.4 2898.6 11390.1 22721.7
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 520.74 1617.7 5955.7 11583.2
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 665.5 2457.5 9647.2 19243.9
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 438.94 1355.4 4947.3 9586.0
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 1133.2 4377.9 17383.6 34724.5
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 638.33 2265.8 8615.5 16655.8
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 929.04 3560.3 14115.9 28190.1
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 530.61 1863.2 7038.2 13507.2
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 993.97 3699.0 14530.2 28972.8
+bwd_fused_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 573.17
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 598.55 1938.1 7259.9 14196.9
+bwd_fused_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 571.64 915.74 7693.4
+bwd_fused_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2400.5 6319.5
+bwd_fused_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2038.8 6227.5
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1341.0
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1514.5 5731.7 22608.9 45112.2
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1134.4 4277.4 16858.4 33633.5
+bwd_fused_bf16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 850.91
+bwd_fused_bf16_d128_causal_varlen 1024 br32_bc32_w4_s1_fa2_ptr 2778.8
+bwd_fused_bf16_d128_causal_chunk 4096 br32_bc64_w4_s3_fa2_ptr 9584.5 9584.5
+bwd_fused_bf16_d128_causal_chunk_varlen 4096 br32_bc64_w4_s3_fa2_ptr 8628.6 18114.3
+bwd_fused_bf16_d128_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 2547.5 6701.9
+bwd_fused_bf16_d128_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 2099.1 6603.4
+bwd_fused_bf16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 1546.1 5528.4 21029.7 41502.8
+bwd_fused_bf16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1249.8 4470.3 16919.8 33318.7
+bwd_fused_bf16_d256_causal_varlen 1024 br16_bc32_w8_s1_fa2_ptr 5003.3 20299.0
+bwd_fused_bf16_d256_causal_softcap 1024 br16_bc32_w8_s1_fa2_ptr 6553.7 24415.9
+bwd_fused_bf16_d256_causal_softcap_varlen 1024 br16_bc32_w8_s1_fa2_ptr 5372.9 21825.4
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 993.97 3699.0 14530.2 28972.8
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 598.55 1938.1 7259.9 14196.9
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1514.5 5731.7 22608.9 45112.2
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1134.4 4277.4 16858.4 33633.5
+bwd_fused_fp16_d128_causal 1 br32_bc32_w4_s1_fa2_ptr 850.91
+bwd_fused_fp16_d192_causal 1 br16_bc32_w4_s2_fa2_ptr 1546.1 5528.4 21029.7 41502.8
+bwd_fused_fp16_d256_causal 1 br16_bc32_w4_s2_fa2_ptr 1249.8 4470.3 16919.8 33318.7
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 19.187 39.191 102.94 187.3
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 15.863 26.64 60.798 103.45
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 20.123 42.265 78.836 124.8
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 17.62 28.658 41.025 41.025
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 21.935 44.188 58.032 58.032
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 25.457 59.212 187.27 355.2
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 26.141 59.649 187.76 355.88
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 42.107 107.32 240.54 383.64
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 27.602 63.138
+decode_bf16_d128_window_paged 4096 br16_bc64_w4_s3_fa2_ptr_x2 105.08 105.08
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 37.765 102.75 140.79 140.79
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 146.03 146.06
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr 75.357
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 232.74 865.91 1709.2
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 112.29 337.36 1041.1 2014.2
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 61.069 189.44 695.07
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1366.1
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 62.861 191.84 697.16 1366.7
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 122.23 371.99 1144.6 2219.5
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 63.21 190.45 696.82
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 65.532 192.74 359.97 359.97
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 66.725 191.14 358.33
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 43.435 111.41 365.24 702.61
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 45.665 113.38 364.79 701.49
 """,
 }
