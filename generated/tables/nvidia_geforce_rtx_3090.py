@@ -11,91 +11,91 @@ ARCH = "sm_86"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1023.5 3923.4 15522.6 30988.4
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 556.26
-fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 634.3 2123.3
-fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8010.8 15702.8
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 881.43 2510.2 9042.3 17824.3
-fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 618.68 1020.6
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 652.2 2123.6 8040.6 15704.7
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 912.61 2616.0 9574.2 18761.6
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 621.75
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1932.7
-fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 7419.7 29072.1
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 725.55
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s2_fa2_ptr 2233.3
-fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3695.5 7889.7
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 660.11 2148.2 6062.3 7016.4
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 900.0 2556.2 7096.1 8209.4
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 638.98
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1942.2 6229.5 15755.5
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 740.56
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2193.8 2615.5 2896.7
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1156.5
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1464.7 5582.5 22053.6 44015.1
-fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 811.85 2785.5 10603.6 21260.8
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 965.66 3945.6 15976.7 32018.3
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 593.3 2176.9 8388.3 16390.7
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 762.11 2346.7 8572.1 16594.6
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 589.64 1948.9 7543.1 27950.9
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 749.22 2448.8 4352.6 8845.5
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7890.5 7890.5
-fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 6941.2 15814.2
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3723.5
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 3782.4
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 658.64 2212.0 6280.6 7303.8
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 841.17 2538.2
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7053.2 8199.1
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 604.98 1891.6 6129.0 15507.1
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 733.92 2267.6
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2678.6 2972.5
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 573.91 1840.4 6759.4 12978.1
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 728.21 2121.9 7669.1 15073.0
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 493.81 1613.1 6343.6 24729.2
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 584.38 1852.3 3354.9 7262.9
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1025.2 3977.6 15787.1 31533.1
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 634.99 2222.5
-fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8213.3 15771.3
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1142.7 4478.8 17823.2 35615.7
-fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 730.69 2449.0 9081.6
-fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17673.7
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 918.24 2688.7 9672.1 18985.0
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 745.46 2259.1 8362.4 32299.5
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 893.85
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3016.3 5443.8 11870.7
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 794.84 2627.0 9717.6
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 786.83 2389.4 8850.1
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 820.42 2664.7 5165.3
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 738.81
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2512.5 6950.1 8087.6
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 695.68 2281.8
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 6982.3 17620.7
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 767.37 2527.2 3294.2 3428.8
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 800.06 2644.4 7319.2
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 759.09
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2384.1 7292.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 796.14 2676.7
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3467.6
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3153.5 11730.4 45928.0 91511.2
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1445.6 5278.7 20528.8 40852.8
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1569.7 5821.8 22725.4 45239.7
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1025.9 3925.8 15525.1 30990.8
-fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 556.26
-fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 634.3 2123.3
-fwd_fp16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8010.8 15702.8
-fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 618.68 1020.6
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1464.7 5582.5 22053.6 44015.1
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 851.67 2874.9 10939.7 21431.8
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 965.66 3945.6 15976.7 32018.3
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 593.3 2176.9 8388.3 16390.7
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 589.64 1948.9 7543.1 27950.9
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1025.2 3977.6 15787.1 31533.1
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 634.99 2222.5
-fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8213.3 15771.3
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1142.7 4478.8 17823.2 35615.7
-fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 730.69 2449.0 9081.6
-fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17673.7
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 745.46 2259.1 8362.4 32299.5
+fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1186.2 4117.0 15862.7 31544.5
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 695.46
+fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 710.08 2265.9
+fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8325.2 16165.1
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1075.7 2688.7 9271.7 18035.8
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 686.16 1081.5
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 751.89 2263.2 8289.2 16152.6
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1143.1 2861.4 9801.9 18951.0
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 685.56
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2050.7
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 7563.1 29357.5
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 818.75
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s2_fa2_ptr 2491.8
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3751.3 7963.5
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 807.72 2305.7 6344.6 7312.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1211.3 2854.6 7402.6 8520.5
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 763.41
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2148.6 6443.9 16167.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 862.85
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2387.0 2663.5 2948.7
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1326.7
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1608.0 5704.3 22098.5 43957.8
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 905.16 2916.1 11011.8 21493.4
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1196.0 4206.9 16280.4 32380.4
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 907.04 2475.5 8689.8 16710.8
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1247.3 2815.0 9019.3 17029.3
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1005.8 2321.7 7905.7 28623.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 903.89 2519.3 4227.1 8511.6
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8196.4 8196.4
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7129.8 16221.8
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3746.3
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 5430.0
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 779.45 2373.7 6571.2 7611.7
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 993.5 2668.4
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7306.3 8451.7
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 788.48 2084.5 6310.7 15878.3
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 912.04 3128.2
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2690.4 2979.8
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 660.82 1934.5 6898.0 13171.5
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 597.22 1993.6 7540.9 14936.4
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 564.39 1663.0 6370.1 24876.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 682.95 2047.2 3618.9 7823.9
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1076.4 4058.9 15994.3 31908.2
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 721.67 2279.8
+fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8489.1 16162.3
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1230.4 4602.1 18102.1 36102.8
+fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 827.03 2592.5 9433.5
+fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17914.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 928.33 2698.7 9681.3 18995.2
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 852.73 2355.8 8440.8 32475.6
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 857.75
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3104.2 5471.8 11898.6
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 873.15 2722.6 9882.9
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 894.29 2486.6 8927.7
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 869.41 2872.9 5509.9
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 905.21
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2618.5 7094.4 8226.2
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 881.2 2454.1
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7108.8 17861.3
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 935.72 3157.6 4044.2 4306.4
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.93 2759.2 7488.3
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 839.0
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2508.3 7418.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 949.88 3239.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3504.9
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3444.4 12019.4 46208.1 91802.8
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 669.31 2501.9 12046.8 40881.1
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 824.06 2857.8 13445.4 45430.6
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1133.6 4071.6 15813.1 31467.6
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 695.46
+fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 710.08 2265.9
+fwd_fp16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8325.2 16165.1
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 686.16 1081.5
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1608.0 5704.3 22098.5 43957.8
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 975.28 3120.5 11665.3 22793.7
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1196.0 4206.9 16280.4 32380.4
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 907.04 2475.5 8689.8 16710.8
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1005.8 2321.7 7905.7 28623.7
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1076.4 4058.9 15994.3 31908.2
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 721.67 2279.8
+fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8489.1 16162.3
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1230.4 4602.1 18102.1 36102.8
+fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 827.03 2592.5 9433.5
+fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17914.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 852.73 2355.8 8440.8 32475.6
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 148.64 148.64 148.64 148.64
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 145.62 145.62 145.62 145.62
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.52 147.52 147.52 147.52
@@ -107,14 +107,14 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 145.62 145.62 145.62 145.62
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.52 147.52 147.52 147.52
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 138.13 138.13 138.13 138.13
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 146.96 146.96 146.96 146.96
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2007.2 7806.9 31005.4 61936.9
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 991.59
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1251.8 4186.5 15915.8 31293.6
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1324.9 4363.2 16460.8 32394.3
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1146.2 1919.7 16165.3
-bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 4659.9 13152.4
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 3908.0 12728.9
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2515.9
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2073.5 7902.8 31241.6 62361.8
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1100.8
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1353.5 4310.0 16139.8 31735.3
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1401.7 4397.5 16507.0 32420.5
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1264.5 2024.3 16176.9
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 4662.2 13155.4
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 3917.5 12737.9
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2666.7
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2843.9 11152.9 44388.9 88703.5
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1722.5 5893.9 22402.2 44462.5
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2144.7 8409.1 33466.8 66877.1

@@ -11,95 +11,95 @@ ARCH = "sm_89"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 423.71 1603.6 6323.1
-fwd_bf16_d64 16384 br64_bc32_w4_s3_fa2_ptr 12611.6
-fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.96
-fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 355.12 875.13 3300.3 6464.4
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 362.32 1010.6 3709.8 7204.0
-fwd_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 377.23
-fwd_bf16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 412.41
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 266.52 877.58 3278.0 6465.3
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 368.99 1061.1 3866.3 7563.8
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 250.42
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 772.19 2974.4
-fwd_bf16_d64_causal_sink_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11455.9
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 297.78
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 867.31 1485.9 3047.5
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 271.3 876.18 2478.7 2865.1
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 364.0 1022.7 2846.8 3278.7
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 256.29
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 780.44 2464.7 6226.0
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 300.06 888.47 1053.2 1148.9
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 474.42
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 573.39 2179.8 8605.3 17172.6
-fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 350.84 1155.8 4390.2 8632.1
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 386.11 1619.1 6550.9 13126.7
-fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 359.25
-fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 889.04 3424.1 6611.0
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 364.85 957.22 3487.2 6664.0
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 242.77 787.02 3046.9 11039.4
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 339.55
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1075.6 1895.5 3847.5
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3283.2 3283.2
-fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2789.1 6253.1
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1577.7 1517.0
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 275.89 917.65 2593.2 2995.1
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 341.6 1015.6
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2817.1 3263.0
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 245.16 759.55 2426.0 6138.4
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 299.93
-fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 911.93 1065.5 1244.3
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 290.69 771.88 2831.8 5287.8
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 293.61 860.2 3067.5 5935.9
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 296.76
-fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 659.94 2560.5 9768.2
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 301.31 766.76 1421.4 3082.1
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 442.35 1711.8 6789.8 13560.5
-fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 334.23
-fwd_bf16_d192_causal 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 918.05
-fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3433.6
-fwd_bf16_d192_causal 16384 br128_bc64_w8_s1_ampere_ptr_lpt 6469.0
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 485.89 1899.7 7555.2 15095.8
-fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 358.08 1029.3 3761.8
-fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7208.0
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 373.68 1094.6 3874.4 7474.9
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 308.55 941.49 3489.2 12859.2
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 378.56
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1265.1 2261.0 4555.6
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 328.2 1116.1 4123.3
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 325.64 995.81 3692.6
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 362.36 1124.3 2269.6
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 309.49
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1063.4 2863.4 3278.4
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 285.63 922.32
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2820.4 7037.2
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 336.09 1108.2 1329.8 1632.1
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 330.12 1122.3 3024.5
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 323.68 993.69 2945.8
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 329.59 1095.4 1250.5
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1267.3 4714.3 18408.6 36644.2
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 594.16 2169.5 8399.6 16686.0
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 642.45 2382.2 9250.5 18385.5
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 415.1 1582.4 6251.4 12476.9
-fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.96
-fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 355.12 875.13 3300.3 6464.4
-fwd_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 377.23
-fwd_fp16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 412.41
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 573.39 2179.8 8605.3 17172.6
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 356.95 1214.9 4624.0 9194.9
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 386.11 1619.1 6550.9 13126.7
-fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 359.25
-fwd_fp16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 889.04 3424.1 6611.0
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 242.77 787.02 3046.9 11039.4
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 442.35 1711.8 6789.8 13560.5
-fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 334.23
-fwd_fp16_d192_causal 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 918.05
-fwd_fp16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3433.6
-fwd_fp16_d192_causal 16384 br128_bc64_w8_s1_ampere_ptr_lpt 6469.0
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 485.89 1899.7 7555.2 15095.8
-fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 358.08 1029.3 3761.8
-fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7208.0
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 308.55 941.49 3489.2 12859.2
+fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 474.97 1652.8 6372.0
+fwd_bf16_d64 16384 br64_bc32_w4_s3_fa2_ptr 12636.8
+fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 376.38
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 356.72 904.18 3331.7 6495.5
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 438.13 1098.0 3755.5 7304.1
+fwd_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 377.63
+fwd_bf16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 456.45
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 298.01 908.85 3331.5 6495.0
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 464.7 1157.3 3986.0 7606.9
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 280.58
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 820.37 3016.6
+fwd_bf16_d64_causal_sink_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11570.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 332.95
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 959.04 1504.7 3066.5
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 324.12 928.15 2533.2 2915.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.11 1149.6 2966.7 3395.6
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 305.64
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 842.88 2528.8 6349.9
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 381.81 980.44 1074.9 1170.7
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 529.98
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 632.38 2237.8 8663.3 17230.7
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 371.84 1196.7 4432.5 8776.1
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 491.24 1721.0 6652.4 13228.2
+fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 358.44
+fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1008.3 3537.3 6705.9
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 503.61 1145.4 3670.4 6811.2
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.95 940.27 3181.1 11311.3
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 353.91
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1180.8 1922.7 3872.1
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3331.8 3331.8
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2848.2 6418.6
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1580.6 1522.2
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 308.05 964.81 2615.7 3028.4
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 403.53 1079.7
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2922.5 3354.6
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 315.57 823.53 2494.5 6283.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 368.31
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 938.22 1072.8 1249.8
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 298.12 802.3 2861.6 5310.3
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 279.3 808.33 3024.5 5888.3
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 308.42
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 688.76 2602.8 9837.9
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 300.06 810.92 1443.1 3117.7
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 459.83 1728.8 6806.7 13577.4
+fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 339.97
+fwd_bf16_d192_causal 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 933.71
+fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3476.7
+fwd_bf16_d192_causal 16384 br128_bc64_w8_s1_ampere_ptr_lpt 6512.5
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 517.68 1930.1 7585.6 15126.2
+fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 361.44 1058.0 3784.3
+fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7230.4
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 377.76 1098.3 3877.6 7478.4
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 349.94 981.2 3522.4 12923.2
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 364.61
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1302.6 2269.0 4563.6
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 362.56 1146.3 4149.8
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 367.32 1035.5 3725.9
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 367.01 1198.4 2271.3
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 369.96
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1102.8 2897.7 3317.6
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.96 993.54
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2864.0 7134.5
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 345.1 1069.6 1258.8 1561.3
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 376.06 1162.0 3059.0
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 377.67 1045.2 2988.8
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 405.16 1393.4 1603.2
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1383.3 4829.4 18520.1 36761.0
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 284.48 1043.6 4912.3 16696.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 348.35 1185.0 5453.1 18464.1
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 456.06 1617.3 6285.5 12510.9
+fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 376.38
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 356.72 904.18 3331.7 6495.5
+fwd_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 377.63
+fwd_fp16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 456.45
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 632.38 2237.8 8663.3 17230.7
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 396.81 1247.0 4696.6 9228.2
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 491.24 1721.0 6652.4 13228.2
+fwd_fp16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 358.44
+fwd_fp16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1008.3 3537.3 6705.9
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.95 940.27 3181.1 11311.3
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 459.83 1728.8 6806.7 13577.4
+fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 339.97
+fwd_fp16_d192_causal 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 933.71
+fwd_fp16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3476.7
+fwd_fp16_d192_causal 16384 br128_bc64_w8_s1_ampere_ptr_lpt 6512.5
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 517.68 1930.1 7585.6 15126.2
+fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 361.44 1058.0 3784.3
+fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7230.4
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 349.94 981.2 3522.4 12923.2
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 160.77 160.77 160.77 160.77
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
@@ -111,166 +111,166 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 157.51 157.51 157.51 157.51
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 159.56 159.56 159.56 159.56
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 149.39 149.39 149.39 149.39
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 158.95 158.95 158.95 158.95
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 801.54 3110.2 12344.7 24657.3
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 563.66
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 536.18
-bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 1684.4 6441.4 12609.9
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 534.96 1722.3 6430.7 12627.9
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 568.78 766.82 6864.4
-bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 2061.4 5392.7
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 1745.7 5287.0
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1018.3
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1130.2 4398.6 17478.2 34925.4
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 704.89 2399.5 9145.4 17932.2
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 891.13 3459.1 13736.9 27449.0
-bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 608.76
-bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1979.1 7367.3 14141.9
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 596.46 1942.5 7225.5 13866.8
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1865.9 7493.6
-bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 25980.6
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 7855.2 7855.2
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr 7351.9
-bwd_dkv_bf16_d128_causal_chunk_varlen 16384 br32_bc128_w8_s2_fa2_ptr 15203.3
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc32_w4_s2_fa2_ptr 2413.8
-bwd_dkv_bf16_d128_causal_window 4096 br32_bc128_w8_s2_fa2_ptr 6113.0
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1639.1 5254.9
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2064.7 7789.7
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1779.3 7194.0
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1276.2 4922.3 19506.9 38953.0
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 720.58 2539.4 9611.0 19108.4
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 985.68 3799.9 15056.6 30065.6
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 557.98 1969.5 7417.1 14749.0
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 809.36 2908.5 11011.0 21913.7
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1764.0 7116.4
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2152.1 7966.9
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1961.5 7937.8
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 2034.4 5774.6
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1787.7 5975.9
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2147.4 6097.5
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1972.4 6601.6
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1776.3 6265.6 24124.3 48188.3
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 7399.7 29553.4
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 801.54 3110.2 12344.7 24657.3
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 563.66
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 536.18
-bwd_dkv_fp16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 1684.4 6441.4 12609.9
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 568.78 766.82 6864.4
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1130.2 4398.6 17478.2 34925.4
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 704.89 2399.5 9145.4 17932.2
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 891.13 3459.1 13736.9 27449.0
-bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 608.76
-bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 1979.1 7367.3 14141.9
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1865.9 7493.6
-bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 25980.6
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 1276.2 4922.3 19506.9 38953.0
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 720.58 2539.4 9611.0 19108.4
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 985.68 3799.9 15056.6 30065.6
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 557.98 1969.5 7417.1 14749.0
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1764.0 7116.4
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 607.55 2344.4 9291.8 18555.0
-bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 471.57
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 447.46 1286.4 4868.7 9618.5
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 446.34 1280.9 4835.3 9487.1
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 474.04
-bwd_dq_bf16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 585.01 4421.6
-bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 1295.0 3641.0
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1168.6
-bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 3691.1
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 711.55
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 859.1 3299.5 13074.9 26121.4
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 591.86 1910.8 7096.0 14017.0
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 708.96 2712.8 10742.1 21461.4
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 469.63 1498.4 5535.6 10621.5
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 480.4 1641.3 6266.1 12394.6
-bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1326.6
-bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4959.5 17860.3
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5166.6 5166.6
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4629.3 10330.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1478.2 4066.8
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1334.2 4042.6
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1805.4 6716.0
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1569.3 6093.3
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1308.5 5074.0 20172.4 40303.5
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 721.31 2581.2 9764.8 19049.0
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1025.8 3965.5 15764.7 31497.0
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 593.32 2116.1 7923.5 15400.2
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 440.69 1508.3 5782.8 11477.7
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1790.0 7199.3
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2134.3 7998.3
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1815.4 7303.6
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2144.8 6026.9
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1815.0 6018.8
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2238.5 6290.9
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1789.3 5929.2
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 2138.4 8079.8 31782.8 63389.4
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 4074.2 17155.6
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 607.55 2344.4 9291.8 18555.0
-bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 471.57
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 447.46 1286.4 4868.7 9618.5
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 474.04
-bwd_dq_fp16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 585.01 4421.6
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 859.1 3299.5 13074.9 26121.4
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 591.86 1910.8 7096.0 14017.0
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 708.96 2712.8 10742.1 21461.4
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 469.63 1498.4 5535.6 10621.5
-bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1326.6
-bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4959.5 17860.3
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 1308.5 5074.0 20172.4 40303.5
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 721.31 2581.2 9764.8 19049.0
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1025.8 3965.5 15764.7 31497.0
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 593.32 2116.1 7923.5 15400.2
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1790.0 7199.3
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1097.8 4263.3 16925.5 33808.4
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 704.2 2320.6
-bwd_fused_bf16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 8849.2 17305.3
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1376.3
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1725.3 6717.5 26686.3 53311.3
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1039.8 3618.1 13753.3 26977.8
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1302.5 5069.3 20136.4 40225.9
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 799.14 2778.4 10514.2 20568.8
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1097.8 4263.3 16925.5 33808.4
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 704.2 2320.6
-bwd_fused_fp16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 8849.2 17305.3
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1725.3 6717.5 26686.3 53311.3
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1039.8 3618.1 13753.3 26977.8
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1302.5 5069.3 20136.4 40225.9
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 799.14 2778.4 10514.2 20568.8
-decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 22.612
-decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 58.073
-decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 190.66 364.26
-decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 22.679 57.469 191.27
-decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x2 367.34
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 27.323 78.587 207.72 370.26
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 22.86
-decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 57.53 102.96 102.96
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 27.549 78.744 128.95 128.95
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 34.393 103.14 367.62
-decode_bf16_d128 16384 br16_bc32_w4_s3_fa2_ptr_x2 713.31
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.13 103.86 368.12 713.33
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 51.805 140.15 381.05 725.7
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.171 103.94 192.76 192.76
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 50.788
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s1_fa2_ptr_v2 142.57
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 230.57 230.57
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 373.37 374.05
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 41.31
-decode_bf16_d192v128_paged 1024 br16_bc64_w8_s3_fa2_ptr 126.57
-decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 458.74 889.56
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 64.834 178.16 472.95 898.84
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 58.426 192.17 717.53
-decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1411.9
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 59.677
-decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr 194.3
-decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 722.82 1412.9
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 93.762 264.39 735.61
-decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_rows 1445.3
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 58.608 192.71 718.96
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 59.715
-decode_bf16_d256_window_paged 1024 br16_bc64_w8_s3_fa2_ptr 194.33
-decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 371.81 371.81
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 91.383 258.21 429.31 429.31
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 58.668 192.78 368.35
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 105.47 374.77 1436.3 2817.0
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 105.41 374.42 1435.6 2817.3
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 824.42 3130.6 12364.6 24677.3
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 564.69
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 542.01
+bwd_dkv_bf16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 1805.7 6565.5 12715.3
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 572.29 1753.1 6476.1 12644.0
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.3 812.55 6869.5
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 2063.0 5394.1
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 1753.2 5291.4
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1064.3
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1178.5 4446.1 17525.5 34972.7
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 782.26 2483.6 9200.1 18000.2
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 915.85 3482.9 13760.5 27472.5
+bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 655.87
+bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2010.8 7392.8 14167.1
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 652.63 2000.9 7276.1 13906.1
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1898.4 7481.2
+bwd_dkv_bf16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 25999.2
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc32_w4_s2_fa2_ptr 7858.5 7858.5
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc32_w4_s2_fa2_ptr 7357.2
+bwd_dkv_bf16_d128_causal_chunk_varlen 16384 br32_bc128_w8_s2_fa2_ptr 15215.3
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc32_w4_s2_fa2_ptr 2418.2
+bwd_dkv_bf16_d128_causal_window 4096 br32_bc128_w8_s2_fa2_ptr 6118.0
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1641.1 5265.9
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2149.3 7869.9
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1899.0 7313.8
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 1333.8 4978.6 19563.1 39009.2
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 867.74 2681.5 9746.3 19245.4
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1027.0 3839.7 15096.3 30105.4
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 681.2 2087.3 7528.2 14860.5
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 867.19 2961.3 11060.3 21964.1
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1840.1 7191.8
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2208.5 8016.3
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2035.0 8011.2
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 2055.0 5792.2
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1815.9 6006.9
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 2167.9 6115.1
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1999.2 6631.9
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 1810.1 6289.5 24152.2 48216.2
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 7425.3 29584.4
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 824.42 3130.6 12364.6 24677.3
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 564.69
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 542.01
+bwd_dkv_fp16_d64_causal 1024 br64_bc64_w4_s3_fa2_ptr 1805.7 6565.5 12715.3
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.3 812.55 6869.5
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1178.5 4446.1 17525.5 34972.7
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 782.26 2483.6 9200.1 18000.2
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 915.85 3482.9 13760.5 27472.5
+bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 655.87
+bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 2010.8 7392.8 14167.1
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1898.4 7481.2
+bwd_dkv_fp16_d128_causal_varlen 16384 br32_bc128_w8_s2_fa2_ptr 25999.2
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 1333.8 4978.6 19563.1 39009.2
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 867.74 2681.5 9746.3 19245.4
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1027.0 3839.7 15096.3 30105.4
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 681.2 2087.3 7528.2 14860.5
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1840.1 7191.8
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 641.19 2374.9 9321.7 18584.9
+bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 574.37
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 448.42 1311.9 4896.4 9725.6
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 463.77 1349.1 4898.3 9545.2
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 473.87
+bwd_dq_bf16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 626.98 4429.3
+bwd_dq_bf16_d64_causal_window 1024 br64_bc64_w4_s2_fa2_ptr 1464.9 3822.2
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1204.3
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 3731.4
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 796.9
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 905.49 3344.3 13119.3 26165.8
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 642.69 1956.2 7141.0 14061.9
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 745.8 2747.9 10776.9 21496.3
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 506.04 1536.2 5568.8 10646.0
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 501.5 1661.3 6285.6 12414.1
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1400.6
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5014.6 17971.7
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5228.8 5228.8
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 4700.3 10485.1
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1545.2 4139.8
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1420.2 4124.9
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1852.6 6755.0
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1629.4 6153.2
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 1320.7 5085.9 20184.3 40315.4
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 734.45 2594.6 9776.3 19059.7
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1036.8 3976.4 15775.6 31507.9
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 605.16 2125.3 7931.2 15408.2
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 549.54 1622.7 5895.4 11592.7
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1807.1 7217.1
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2144.3 8006.7
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1831.0 7317.4
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2155.6 6038.9
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1830.7 6033.7
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2249.0 6302.0
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1804.2 5950.7
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 2260.0 8199.2 31904.2 63509.0
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 4341.8 17427.7
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 641.19 2374.9 9321.7 18584.9
+bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_fa2_ptr 574.37
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 448.42 1311.9 4896.4 9725.6
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 473.87
+bwd_dq_fp16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 626.98 4429.3
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 905.49 3344.3 13119.3 26165.8
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 642.69 1956.2 7141.0 14061.9
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 745.8 2747.9 10776.9 21496.3
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 506.04 1536.2 5568.8 10646.0
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 1400.6
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 5014.6 17971.7
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 1320.7 5085.9 20184.3 40315.4
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 734.45 2594.6 9776.3 19059.7
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1036.8 3976.4 15775.6 31507.9
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 605.16 2125.3 7931.2 15408.2
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 1807.1 7217.1
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1151.6 4314.6 16976.2 33859.1
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 744.4 2407.9
+bwd_fused_bf16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 8957.3 17402.7
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1441.7
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1783.1 6774.0 26742.7 53367.7
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1169.2 3740.9 13868.5 27095.2
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1347.7 5113.2 20180.2 40269.8
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 898.9 2874.7 10598.3 20657.1
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1151.6 4314.6 16976.2 33859.1
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 744.4 2407.9
+bwd_fused_fp16_d64_causal 4096 br64_bc128_w8_s3_fa2_ptr 8957.3 17402.7
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1783.1 6774.0 26742.7 53367.7
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1169.2 3740.9 13868.5 27095.2
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1347.7 5113.2 20180.2 40269.8
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 898.9 2874.7 10598.3 20657.1
+decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 23.793
+decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 59.195
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x3 190.86 364.47
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr 25.848 59.901 192.4
+decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x2 368.48
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 30.127 81.842 210.78 371.6
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 27.757
+decode_bf16_d64_window_sink_paged 1024 br16_bc128_w4_s5_fa2_ptr 62.642 103.88 103.88
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.608 83.503 134.6 134.6
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 35.824 103.65 368.19
+decode_bf16_d128 16384 br16_bc32_w4_s3_fa2_ptr_x2 713.55
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 37.518 104.64 369.02 713.65
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 53.535 141.61 381.77 725.3
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 39.052 105.12 193.79 193.79
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 53.503
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s1_fa2_ptr_v2 142.08
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 233.89 233.89
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 374.71 375.08
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 43.781
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s3_fa2_ptr 127.28
+decode_bf16_d192v128_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 459.68 889.89
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 67.094 181.38 477.31 899.38
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 59.134 193.03 718.44
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1412.2
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 60.831
+decode_bf16_d256_paged 1024 br16_bc64_w4_s4_fa2_ptr 195.38
+decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 723.83 1413.3
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 96.781 266.8 736.49
+decode_bf16_d256_paged_invariant 16384 br16_bc64_w1_s2_fa2_ptr_rows 1447.3
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 60.875 193.78 720.1
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 62.808
+decode_bf16_d256_window_paged 1024 br16_bc64_w8_s3_fa2_ptr 196.03
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 372.82 372.82
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 97.431 263.1 437.99 437.99
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 63.744 194.4 369.32
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 105.97 375.34 1436.8 2817.5
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 108.0 375.32 1436.5 2818.1
 """,
 }
