@@ -115,8 +115,8 @@ bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1264.5 2024.3 16176.9
 bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 4662.2 13155.4
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 3917.5 12737.9
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2666.7
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2843.9 11152.9 44388.9 88703.5
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1722.5 5893.9 22402.2 44462.5
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2995.4 11313.7 44595.8 88993.4
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1982.5 6499.5 24451.5 48419.4
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2144.7 8409.1 33466.8 66877.1
 bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1435.9
 bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 4782.3 17927.0 34860.3
