@@ -107,7 +107,7 @@ def test_what_is_legal(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> N
             "varlen",
         ),
         (
-            make_spec("bfloat16", 128, varlen=True),
+            make_spec("bfloat16", 128, "causal", varlen=True),
             replace(CONFIG, num_stages=3, order="grouped", persistent=True),
             B200,
             "varlen needs order plain",
