@@ -117,92 +117,92 @@ bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 3917.5 12737.
 bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2666.7
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2995.4 11313.7 44595.8 88993.4
 bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1982.5 6499.5 24451.5 48419.4
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2144.7 8409.1 33466.8 66877.1
-bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1435.9
-bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 4782.3 17927.0 34860.3
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1467.2 4766.3 17722.2 34414.1
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4415.2
-bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17556.2 60642.9
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 18603.9 18603.9
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 16964.2 35873.6
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 5478.5 14638.2
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3941.1 13333.3
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 5173.7 19806.5
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4465.0 18233.1
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3169.1 12234.0 48493.4 96839.4
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1795.5 6334.5 24317.9 48266.2
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2466.0 9515.9 37715.5 75315.1
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1375.2 4856.7 18612.3 36931.9
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2018.3 7267.6 27993.6 55600.8
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4368.0 17936.9
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5288.6 20216.8
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4856.5 20009.9
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 4999.1 14494.2
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4424.7 15092.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5277.0 15304.7
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4881.4 16673.3
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4225.1 15522.0 60564.5 120961.4
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17604.0 73839.1
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2007.2 7806.9 31005.4 61936.9
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 991.59
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1251.8 4186.5 15915.8 31293.6
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1146.2 1919.7 16165.3
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2843.9 11152.9 44388.9 88703.5
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1722.5 5893.9 22402.2 44462.5
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2144.7 8409.1 33466.8 66877.1
-bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1435.9
-bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 4782.3 17927.0 34860.3
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4415.2
-bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17556.2 60642.9
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3169.1 12234.0 48493.4 96839.4
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1795.5 6334.5 24317.9 48266.2
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2466.0 9515.9 37715.5 75315.1
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1375.2 4856.7 18612.3 36931.9
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4368.0 17936.9
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1515.6 5865.3 23264.3 46462.9
-bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 736.17
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 920.58 3145.8 11957.5 23553.6
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 963.52 3198.6 12144.3 23855.6
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 879.76 1458.4 11087.9
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 3360.7 9538.5
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2919.1
-bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 9283.9
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1785.8
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2122.9 8288.8 32952.5 65837.4
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1410.2 4640.0 17368.1 33900.0
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1671.6 6531.8 25972.5 51893.4
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1101.2 3603.5 13433.6 26099.5
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1193.5 4076.1 15573.8 30864.0
-bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3291.3
-bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12265.8 45095.7
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12626.7 12626.7
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 11406.8 25990.3
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3624.1 10165.1
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3297.7 10152.3
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4433.5 16649.4
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3870.7 15318.3
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3113.4 12160.8 48350.6 96603.7
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1701.7 6188.5 23625.8 46875.1
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2403.5 9388.7 37329.7 74584.4
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1378.3 5018.4 19062.0 37770.7
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1074.3 3764.0 14479.2 28766.9
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4361.3 17756.7
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5155.8 19533.5
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4423.3 18013.1
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5179.6 14905.2
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4422.1 14866.1
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5409.3 15562.2
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4360.9 14650.0
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5347.1 20207.8 79602.0 158830.6
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 10284.4 43552.4
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1515.6 5865.3 23264.3 46462.9
-bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 736.17
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 920.58 3145.8 11957.5 23553.6
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 879.76 1458.4 11087.9
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2122.9 8288.8 32952.5 65837.4
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1410.2 4640.0 17368.1 33900.0
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1671.6 6531.8 25972.5 51893.4
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1101.2 3603.5 13433.6 26099.5
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2232.7 8503.6 33596.1 67073.8
+bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1627.1
+bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 4919.9 18093.7 35069.6
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1604.9 4899.1 17850.6 34540.2
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4467.5
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17582.8 60682.3
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 18613.2 18613.2
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 16981.4 35910.4
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 5491.1 14650.9
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3985.8 13382.1
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 5381.9 20012.0
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4755.0 18521.7
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3327.3 12444.0 48924.1 97565.0
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2169.2 6719.6 24791.3 48855.4
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2592.9 9717.1 38227.6 76242.4
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1698.2 5214.1 19155.2 37717.0
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2160.6 7394.5 28122.2 55729.6
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4553.4 18127.1
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5423.6 20357.5
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5035.4 20193.0
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 5046.4 14541.9
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4492.7 15160.3
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5323.6 15352.2
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4948.9 16739.7
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4302.8 15584.9 60638.8 121035.8
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17682.3 73917.3
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2073.5 7902.8 31241.6 62361.8
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1100.8
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1353.5 4310.0 16139.8 31735.3
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1264.5 2024.3 16176.9
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2995.4 11313.7 44595.8 88993.4
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1982.5 6499.5 24451.5 48419.4
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2232.7 8503.6 33596.1 67073.8
+bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1627.1
+bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 4919.9 18093.7 35069.6
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4467.5
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17582.8 60682.3
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3327.3 12444.0 48924.1 97565.0
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2169.2 6719.6 24791.3 48855.4
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2592.9 9717.1 38227.6 76242.4
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1698.2 5214.1 19155.2 37717.0
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4553.4 18127.1
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1605.2 5980.3 23518.3 46905.7
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 941.26
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1026.3 3287.7 12262.8 23906.3
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1159.5 3380.9 12317.6 24041.0
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1032.7 1578.5 11168.4
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 3425.0 9594.1
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3041.9
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 9412.9
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1994.3
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2291.5 8476.7 33234.2 66289.3
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1584.6 4815.0 17590.4 34183.4
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1811.0 6684.7 26196.0 52256.7
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1243.0 3747.3 13611.6 26321.8
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1245.7 4126.3 15622.0 30914.2
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3465.4
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12421.7 45376.3
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12778.9 12778.9
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 11608.7 26376.1
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3786.0 10336.0
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3503.3 10351.6
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4548.1 16755.3
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4015.0 15461.8
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3214.0 12352.2 49033.2 97941.1
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1791.5 6315.9 23980.8 47551.0
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2497.4 9553.9 37914.2 75728.0
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1464.6 5134.3 19368.3 38356.6
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1366.5 4046.3 14757.8 29043.2
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4404.7 17809.6
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5176.7 19557.9
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4457.4 18047.3
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5202.3 14930.1
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4455.3 14900.6
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5435.7 15590.5
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4393.3 14679.0
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5648.4 20504.3 79896.4 159125.3
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 10948.3 44230.3
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1605.2 5980.3 23518.3 46905.7
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 941.26
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1026.3 3287.7 12262.8 23906.3
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1032.7 1578.5 11168.4
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2291.5 8476.7 33234.2 66289.3
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1584.6 4815.0 17590.4 34183.4
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1811.0 6684.7 26196.0 52256.7
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1243.0 3747.3 13611.6 26321.8
 bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3291.3
 bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12265.8 45095.7
 bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3113.4 12160.8 48350.6 96603.7
