@@ -11,87 +11,87 @@ ARCH = "sm_80"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
-fwd_bf16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 318.71
-fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 392.72 999.1 3448.6 6672.9
-fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 330.81 461.61
-fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 302.88 830.88 2932.8 5746.7
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 385.99 974.0 3301.7 6442.6
-fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 338.13 750.71 2475.9 9445.6
-fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 412.36 1045.9 1664.4 3476.8
-fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 310.79 807.43 2153.9 2476.2
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 419.99 1030.9 2710.6 3106.7
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 374.27
-fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 889.31 2418.4 6043.7
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 444.76 1089.2 1193.3 1306.1
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 744.88
-fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
-fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 345.18 1029.4 3772.9 7359.4
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 368.26
-fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1359.7 5255.4 10449.7
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 248.65 804.33
-fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2820.1 5424.0
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 921.7 3210.3 6177.0
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 401.74
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1035.1 1656.9
-fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3375.5
-fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2880.6 2880.6
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2606.0 5896.2
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1607.2
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1650.6
-fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 295.43 882.91 2407.5 2788.9
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 383.79 1049.2 2816.4 3279.8
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 306.77 802.75 2424.0 6070.8
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 340.34 987.45
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1188.6
-fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1252.7
-fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 227.94 645.24 2251.6 4285.1
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 289.75
-fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 763.64 2687.7 5142.2
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 228.05 651.73 2452.2 9443.1
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 283.24 823.92 1491.4 3106.7
-fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 369.29 1310.4 5088.7 10126.6
-fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 261.78
-fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 773.77 2780.9 5356.6
-fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 386.84 1439.3 5649.0 11261.9
-fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 273.25 824.06 2935.9 5549.0
-fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 356.54 956.51 3298.0 6206.4
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 412.74 1301.4 2664.8 5509.4
-fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 340.73 1097.6 4003.6
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 342.55 980.73 3554.3
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 434.54 1368.5 2806.7
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 342.46
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1147.6 3099.8 3612.6
-fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 463.87 1386.5 3759.6 4428.0
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 298.37 918.62 2905.0 7264.9
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 384.3 1215.2 1559.9 1573.9
-fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 348.72 1137.6 3073.7
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 402.4 1194.4 3538.1
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 435.56
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1284.2 1563.4
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1685.6 6138.4 23869.4 47466.3
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 520.13 1867.3 7215.3 14195.5
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 979.08
-fwd_bf16_d512_causal_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_v2 3418.5 12615.9 24963.4
-fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 374.9 1306.6 5033.3 10002.2
-fwd_fp16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 318.71
-fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 281.1 770.96 2723.6 5331.3
-fwd_fp16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 330.81 461.61
-fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 510.18 1881.5 7366.7 14680.3
-fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 345.18 1029.4 3772.9 7359.4
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 368.26
-fwd_fp16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1359.7 5255.4 10449.7
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 248.65 804.33
-fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2820.1 5424.0
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 264.61 726.53 2617.9 9533.6
-fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 369.29 1310.4 5088.7 10126.6
-fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 263.36 773.77 2780.9 5356.6
-fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 386.84 1439.3 5649.0 11261.9
-fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 273.25 824.06 2935.9 5549.0
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 358.41 1058.0 3861.5 14535.8
+fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 421.86 1345.9 5071.1 10040.0
+fwd_bf16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 431.19
+fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 327.5 818.98 2770.6 5382.9
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 451.32 1054.9 3475.8 6709.7
+fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 381.84 498.8
+fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 314.06 835.35 2935.8 5750.1
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 454.98 1034.9 3414.8 6520.6
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 403.64 799.44 2515.6 9526.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.56 1108.2 1680.0 3491.5
+fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 345.32 840.15 2178.8 2496.6
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 515.55 1116.3 2789.4 3190.3
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 468.03
+fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 884.58 2415.7 6028.9
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 511.56 1132.1 1205.6 1318.4
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 795.52
+fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 526.42 1897.1 7382.3 14695.9
+fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 388.05 1068.6 3793.6 7459.9
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 479.58
+fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1365.4 5260.8 10455.1
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.17 941.14
+fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2921.4 5522.3
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 493.38 1061.2 3340.8 6303.5
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 475.73 907.28 2780.0 9852.0
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 423.69
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1182.8 1693.7
+fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3403.1
+fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2975.1 2975.1
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2728.3 6156.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1654.4
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1669.5
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 405.66 983.71 2509.1 2877.5
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 481.06 1132.7 2893.6 3362.2
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 417.52 909.77 2521.3 6281.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 417.05 1052.9
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1237.9
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1292.3
+fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 345.21 758.73 2360.5 4398.6
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 314.02
+fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 693.92 2611.5 5055.3
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 273.88 696.76 2490.9 9519.4
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 349.82 901.6 1534.6 3179.1
+fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 373.4 1316.3 5094.6 10132.5
+fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 303.03
+fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 816.79 2839.5 5405.5
+fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 420.48 1472.0 5681.7 11294.6
+fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 347.18 896.43 3001.4 5621.0
+fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 301.41 900.35 3248.4 6152.3
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 421.39 1110.5 3905.9 14637.3
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 451.08 1346.5 2685.3 5529.0
+fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 394.88 1148.8 4045.6
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 422.31 1049.4 3615.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 475.35 1416.5 2846.9
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 393.42
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1203.1 3154.3 3672.6
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 721.75 1639.5 3996.9 4684.9
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 353.39 971.56 2948.0 7372.7
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 457.75 1321.7 1654.6 1673.5
+fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 424.18 1207.4 3142.6
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 487.98 1266.7 3602.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 495.93
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1368.2 1585.5
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1823.5 6273.0 24006.4 47602.7
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 269.21 918.32 4180.0 14236.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 521.95
+fwd_bf16_d512_causal_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_v2 1710.2 7563.1 25047.7
+fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 421.86 1345.9 5071.1 10040.0
+fwd_fp16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 431.19
+fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 327.5 818.98 2770.6 5382.9
+fwd_fp16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 381.84 498.8
+fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 526.42 1897.1 7382.3 14695.9
+fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 388.05 1068.6 3793.6 7459.9
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 479.58
+fwd_fp16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1365.4 5260.8 10455.1
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.17 941.14
+fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2921.4 5522.3
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 475.73 907.28 2780.0 9852.0
+fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 373.4 1316.3 5094.6 10132.5
+fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.76 816.79 2839.5 5405.5
+fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 420.48 1472.0 5681.7 11294.6
+fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 347.18 896.43 3001.4 5621.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 421.39 1110.5 3905.9 14637.3
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 73.447 73.447 73.447 73.447
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 71.991 71.991 71.991 71.991
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 72.905 72.905 72.905 72.905
@@ -103,152 +103,150 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 71.991 71.991 71.991 71.991
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 72.905 72.905 72.905 72.905
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 68.367 68.367 68.367 68.367
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 72.634 72.634 72.634 72.634
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
-bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
-bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.58 1918.2 6974.2 13616.7
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1833.9
-bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 4700.2
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1615.0
-bwd_dkv_bf16_d64_causal_window_varlen 4096 br32_bc128_w4_s3_fa2_ptr 5015.3
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1532.3
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 684.41 2027.1 7310.9 14202.5
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 811.08 3017.7 11848.4 23644.1
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 475.4 1453.5 5280.8 10222.1
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 581.25
-bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1830.0 6585.1 12728.9
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
-bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 6547.5 6547.5
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 6018.7 12269.6
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 1771.5 4541.6
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 1503.9 4613.8
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2190.5 8236.8
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 1897.6 7453.9
-bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
-bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
-bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
-bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 965.93 3418.2 13072.9 25553.0
-bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2078.1 7905.6
-bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2613.5 9525.7
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2263.2 8655.2
-bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s1_fa2_ptr 2463.5 6641.9
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2134.8 6760.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s1_fa2_ptr 2591.5 6991.7
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2257.1 7152.1
-bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2302.8 8205.5 31153.0 62161.0
-bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 10286.1 40011.2
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 652.04 2403.3 9408.5 18748.7
-bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 449.1
-bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 457.09 1384.6 5051.6 9858.3
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 569.25 881.02 6704.3
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1101.3 4132.1 16260.2 32452.1
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 684.41 2027.1 7310.9 14202.5
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 811.08 3017.7 11848.4 23644.1
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 475.4 1453.5 5280.8 10222.1
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2005.2 7618.3 26369.6
-bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 1449.9 5565.2 22043.0 44019.0
-bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 887.75 3026.5 11341.4 22209.8
-bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1106.2 4181.5 16525.2 33000.1
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 683.3 2282.0 8451.2 16490.0
-bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2078.1 7905.6
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
-bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 347.65
-bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 412.78
-bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1186.5 4204.6 8170.0
-bwd_dq_bf16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 387.87 563.73 3405.6
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1096.4 2985.1
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1023.0 3000.2
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 855.06
-bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
-bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
-bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
-bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
-bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1077.5 3823.2 13902.6
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4024.3 4024.3
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3562.9 8063.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1176.3 3220.1
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1094.1 3158.9
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1710.6 6398.1
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1551.2 5943.6
-bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
-bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
-bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
-bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 648.2 2186.6 8310.0 16459.3
-bwd_dq_bf16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2004.1 7778.7
-bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2759.5 10325.8
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2395.3 9360.6
-bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2295.4 6382.7
-bwd_dq_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2148.3 6908.6
-bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2763.6 7705.3
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2478.6 8113.0
-bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 4489.8 18039.9
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
-bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 347.65
-bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
-bwd_dq_fp16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 387.87 563.73 3405.6
-bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
-bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
-bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
-bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1077.5 3823.2 13902.6
-bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
-bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
-bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
-bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
-bwd_dq_fp16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2004.1 7778.7
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1094.2 4091.5 16080.8 32066.4
-bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 739.79
-bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2296.2 8367.2 16341.6
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1998.1
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1671.0 6401.3 25322.1 50549.9
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1042.5 3463.2 13088.0 25694.6
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7
-bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2357.0 9200.5 36588.2 73105.0
-bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1094.2 4091.5 16080.8 32066.4
-bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 739.79
-bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2296.2 8367.2 16341.6
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1671.0 6401.3 25322.1 50549.9
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1042.5 3463.2 13088.0 25694.6
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7
-bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2357.0 9200.5 36588.2 73105.0
-bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 17.73
-decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x4 35.254
-decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x5 95.238
-decode_bf16_d64 16384 br16_bc64_w4_s3_fa2_ptr_x4 172.72
-decode_bf16_d64_sink_paged 1 br16_bc64_w4_s3_fa2_ptr_x5 17.429 35.105 94.796
-decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x4 173.01
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 20.792 51.27 112.49 194.56
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 18.79
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s3_fa2_ptr_x4 36.837
-decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 57.72 57.72
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 21.464 52.188 74.402 74.402
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr_x3 24.322 55.839
-decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x4 173.48
-decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 328.21
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 24.88 57.919
-decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 173.63 330.72
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 42.403 93.484 208.12 350.84
-decode_bf16_d128_window_paged 1 br16_bc64_w4_s3_fa2_ptr_x3 25.713
-decode_bf16_d128_window_paged 1024 br16_bc32_w4_s5_fa2_ptr_x4 58.134 97.936 97.936
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 40.59 100.81 150.68 150.68
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 177.8 177.85
-decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 31.149
-decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 69.148 214.67 407.54
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 68.68 179.53 373.56 589.05
-decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 35.621
-decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 97.102 330.11 639.03
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 38.89 98.39 333.61 641.78
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 69.187 182.38 421.84 724.69
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 37.75 98.318 331.34
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 658.71 2404.2 9408.1 18748.3
+bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 493.96
+bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 502.06 1397.7 5061.4 9888.1
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 763.7 2035.2 7086.6 13734.2
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 687.1 979.63 6715.7
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 1835.4
+bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 4701.1
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 1615.2
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br32_bc128_w4_s3_fa2_ptr 5016.6
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1579.3
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1129.5 4154.4 16281.1 32473.0
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 787.14 2111.4 7389.8 14280.0
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 836.56 3038.8 11868.5 23664.3
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 563.61 1529.0 5344.9 10293.6
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 646.87
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 1873.0 6622.1 12768.7
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2016.1 7638.7 26382.0
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 6556.4 6556.4
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 6031.2 12290.5
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 1780.7 4549.0
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 1522.8 4623.0
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 2277.1 8310.0
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2084.3 7646.4
+bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 1474.1 5587.4 22064.9 44040.9
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 986.97 3117.6 11431.5 22297.6
+bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 1109.2 4183.6 16527.2 33002.1
+bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 684.13 2280.8 8449.5 16488.3
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1004.3 3482.5 13074.3 25593.2
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2084.0 7909.4
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 2654.9 9568.2
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2277.3 8665.5
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s1_fa2_ptr 2464.3 6643.0
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 2163.3 6790.2
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s1_fa2_ptr 2591.8 6992.0
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2271.3 7164.4
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 2371.8 8274.5 31215.1 62223.1
+bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 10286.7 40011.7
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 658.71 2404.2 9408.1 18748.3
+bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 493.96
+bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 502.06 1397.7 5061.4 9888.1
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 687.1 979.63 6715.7
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1129.5 4154.4 16281.1 32473.0
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 787.14 2111.4 7389.8 14280.0
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 836.56 3038.8 11868.5 23664.3
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 563.61 1529.0 5344.9 10293.6
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2016.1 7638.7 26382.0
+bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 1474.1 5587.4 22064.9 44040.9
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 986.97 3117.6 11431.5 22297.6
+bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 1109.2 4183.6 16527.2 33002.1
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 684.13 2280.8 8449.5 16488.3
+bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2084.0 7909.4
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 560.36 1893.8 7270.2 14442.0
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 475.07
+bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 411.31 1071.1 3764.5 7373.8
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 477.07
+bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1284.4 4293.3 8257.1
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 472.47 629.47 3454.6
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1155.4 3038.7
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1103.4 3077.4
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 939.1
+bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 1081.6 3446.7 12942.5 25606.3
+bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 635.84 1750.9 6177.0 11957.5
+bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 634.18 2130.0 8143.5 16163.9
+bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 469.05 1232.9 4259.2 8187.0
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 474.34 1235.5 4261.0 8188.3
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1195.5 3921.1 14101.2
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4119.3 4119.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3688.1 8338.9
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1293.1 3329.5
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1221.3 3277.6
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1748.4 6423.9
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 1563.1 5969.7
+bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 1461.4 5326.5 20806.9 41448.2
+bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 942.79 2939.7 10734.8 20916.3
+bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 1184.6 4301.4 16786.8 33434.8
+bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 763.99 2375.2 8633.7 16772.1
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 773.43 2304.4 8423.2 16573.4
+bwd_dq_bf16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2115.3 7886.4
+bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2838.3 10402.7
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2509.4 9473.1
+bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2417.2 6495.3
+bwd_dq_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2284.1 7040.7
+bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2885.2 7817.6
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2484.8 8084.6
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1941.2 5585.4 20144.5 39567.5
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 5016.0 18579.7
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 560.36 1893.8 7270.2 14442.0
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 475.07
+bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 411.31 1071.1 3764.5 7373.8
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 472.47 629.47 3454.6
+bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 1081.6 3446.7 12942.5 25606.3
+bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 635.84 1750.9 6177.0 11957.5
+bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 634.18 2130.0 8143.5 16163.9
+bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 469.05 1232.9 4259.2 8187.0
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1195.5 3921.1 14101.2
+bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1461.4 5326.5 20806.9 41448.2
+bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 942.79 2939.7 10734.8 20916.3
+bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1184.6 4301.4 16786.8 33434.8
+bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 763.99 2375.2 8633.7 16772.1
+bwd_dq_fp16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2115.3 7886.4
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1135.1 4126.6 16114.5 32100.1
+bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2416.4 8481.5 16450.5
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2006.4
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1692.4 6421.2 25342.1 50569.9
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1187.3 3617.7 13292.1 25824.4
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1339.2 5063.7
+bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2396.0 9238.8 36626.4 73143.2
+bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1862.2 7192.2 28530.1 56980.8
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1135.1 4126.6 16114.5 32100.1
+bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2416.4 8481.5 16450.5
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1692.4 6421.2 25342.1 50569.9
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1187.3 3617.7 13292.1 25824.4
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1339.2 5063.7
+bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2396.0 9238.8 36626.4 73143.2
+bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1862.2 7192.2 28530.1 56980.8
+decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 18.532
+decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x4 38.858
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x5 98.595
+decode_bf16_d64 16384 br16_bc64_w4_s3_fa2_ptr_x4 173.07
+decode_bf16_d64_sink_paged 1 br16_bc64_w4_s3_fa2_ptr_x5 20.765 39.241 99.723
+decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x4 173.41
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 26.176 55.957 118.16 200.85
+decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 22.366
+decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s3_fa2_ptr_x4 42.109
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 71.418 71.418
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.31 60.236 85.159 85.159
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr_x3 28.119 59.772
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x4 173.82
+decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 328.35
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 28.402 63.017
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 173.99 331.1
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 44.398 95.706 210.65 354.89
+decode_bf16_d128_window_paged 1 br16_bc64_w4_s3_fa2_ptr_x3 31.338
+decode_bf16_d128_window_paged 1024 br16_bc32_w4_s5_fa2_ptr_x4 64.963 105.75 105.75
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 42.821 103.96 154.58 154.58
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 181.96 182.01
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 37.406
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 75.902 220.59 407.67
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 71.712 184.53 381.2 596.93
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 43.485
+decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 100.67 330.7 639.26
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 43.266 102.32 334.25 641.92
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 74.056 188.16 429.5 729.59
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 43.886 104.05 331.91
 decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 39.462 98.494
 decode_bf16_d256_window_paged 4096 br16_bc64_w4_s4_fa2_ptr_x2 180.24 180.24
 decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 72.082 190.41 268.44 268.44

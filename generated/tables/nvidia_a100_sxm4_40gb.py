@@ -186,78 +186,76 @@ bwd_dq_bf16_d256_causal_softcap_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2509.4 9
 bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2417.2 6495.3
 bwd_dq_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2284.1 7040.7
 bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2885.2 7817.6
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2478.6 8113.0
-bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1532.9 5182.2 19741.8 39172.4
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 4489.8 18039.9
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 508.51 1853.2 7232.1 14403.9
-bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 347.65
-bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 343.74 1031.6 3728.4 7347.5
-bwd_dq_fp16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 387.87 563.73 3405.6
-bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 929.13 3303.6 12801.5 25465.3
-bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 541.15 1668.4 6101.8 11882.7
-bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 550.97 2054.8 8070.1 16090.5
-bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 375.2 1151.0 4187.8 8109.0
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1077.5 3823.2 13902.6
-bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1365.2 5235.5 20716.4 41357.6
-bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 838.05 2843.7 10643.2 20827.2
-bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1099.4 4220.9 16706.9 33354.9
-bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 671.81 2293.7 8553.2 16687.2
-bwd_dq_fp16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2004.1 7778.7
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1094.2 4091.5 16080.8 32066.4
-bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 739.79
-bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2296.2 8367.2 16341.6
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1998.1
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1671.0 6401.3 25322.1 50549.9
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1042.5 3463.2 13088.0 25694.6
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7
-bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2357.0 9200.5 36588.2 73105.0
-bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1094.2 4091.5 16080.8 32066.4
-bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 739.79
-bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2296.2 8367.2 16341.6
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1671.0 6401.3 25322.1 50549.9
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1042.5 3463.2 13088.0 25694.6
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1312.8 5038.7
-bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2357.0 9200.5 36588.2 73105.0
-bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1838.3 7169.2 28507.2 56957.8
-decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 18.998
-decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 40.962
-decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x5 114.03
-decode_bf16_d64 16384 br16_bc64_w4_s3_fa2_ptr_x4 210.75
-decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr_x2 19.683
-decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x4 41.322
-decode_bf16_d64_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x7 116.31
-decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x4 211.05
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 22.397 56.095 129.85 233.36
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 19.791
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x2 42.324 66.537 66.537
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 22.913 56.924 84.526 84.526
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr_x3 26.946 65.346
-decode_bf16_d128 4096 br16_bc32_w4_s5_fa2_ptr_x2 211.61
-decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 403.93
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 27.397
-decode_bf16_d128_paged 1024 br16_bc32_w4_s5_fa2_ptr_x4 66.11 211.84 406.53
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 44.176 103.65 243.39 417.71
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x4 28.631 67.135 117.29 117.29
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 41.489 111.55 162.05 162.05
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 217.05 217.13
-decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 33.875
-decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 80.07 262.24 502.08
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 68.68 180.19 376.83 594.22
-decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 40.753
-decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 116.64 406.05 790.24
-decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 43.738
-decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 118.07 409.63 793.06
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 75.172 199.97 488.22 877.6
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 42.903 117.88 407.28
-decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 44.105
-decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 118.19
-decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 219.35 219.35
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 78.221 208.37 307.88 307.88
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 44.069
-decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 118.26 214.8
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 74.086 217.94
-decode_bf16_d512 4096 br16_bc32_w4_s3_fa2_ptr_v2 799.78 1578.9
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 76.204 219.13 802.25 1583.9
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 2484.8 8084.6
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 1941.2 5585.4 20144.5 39567.5
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 5016.0 18579.7
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 560.36 1893.8 7270.2 14442.0
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 475.07
+bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 411.31 1071.1 3764.5 7373.8
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 472.47 629.47 3454.6
+bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 1081.6 3446.7 12942.5 25606.3
+bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 635.84 1750.9 6177.0 11957.5
+bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 634.18 2130.0 8143.5 16163.9
+bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 469.05 1232.9 4259.2 8187.0
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1195.5 3921.1 14101.2
+bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 1461.4 5326.5 20806.9 41448.2
+bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 942.79 2939.7 10734.8 20916.3
+bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 1184.6 4301.4 16786.8 33434.8
+bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 763.99 2375.2 8633.7 16772.1
+bwd_dq_fp16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2115.3 7886.4
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1135.1 4126.6 16114.5 32100.1
+bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2416.4 8481.5 16450.5
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2006.4
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 1692.4 6421.2 25342.1 50569.9
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1187.3 3617.7 13292.1 25824.4
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 1339.2 5063.7
+bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2396.0 9238.8 36626.4 73143.2
+bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1862.2 7192.2 28530.1 56980.8
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1135.1 4126.6 16114.5 32100.1
+bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 2416.4 8481.5 16450.5
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1692.4 6421.2 25342.1 50569.9
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1187.3 3617.7 13292.1 25824.4
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1339.2 5063.7
+bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2396.0 9238.8 36626.4 73143.2
+bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1862.2 7192.2 28530.1 56980.8
+decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 19.632
+decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 43.862
+decode_bf16_d64 4096 br16_bc32_w4_s4_fa2_ptr_x5 114.75
+decode_bf16_d64 16384 br16_bc64_w4_s3_fa2_ptr_x4 211.11
+decode_bf16_d64_sink_paged 1 br16_bc128_w4_s5_fa2_ptr_x2 24.601
+decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x4 45.685
+decode_bf16_d64_sink_paged 4096 br16_bc32_w4_s5_fa2_ptr_x7 119.45
+decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x4 211.45
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 26.42 61.126 136.15 237.35
+decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 23.541
+decode_bf16_d64_window_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x2 52.05 75.578 75.578
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.31 64.583 90.105 90.105
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr_x3 30.695 69.082
+decode_bf16_d128 4096 br16_bc32_w4_s5_fa2_ptr_x2 211.92
+decode_bf16_d128 16384 br16_bc32_w4_s4_fa2_ptr_x3 404.07
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 31.136
+decode_bf16_d128_paged 1024 br16_bc32_w4_s5_fa2_ptr_x4 70.666 212.21 406.92
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 46.235 106.1 246.31 418.47
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x4 35.169 73.594 123.06 123.06
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 44.269 114.79 165.94 165.94
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 217.6 217.67
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 39.905
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 85.405 262.85 502.21
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 71.712 184.63 382.15 598.41
+decode_bf16_d256 1 br16_bc64_w8_s3_fa2_ptr 47.245
+decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 118.44 406.64 790.47
+decode_bf16_d256_paged 1 br16_bc64_w8_s3_fa2_ptr 51.998
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 119.29 410.28 793.2
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 80.247 205.97 496.46 882.64
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 48.265 120.91 407.86
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s3_fa2_ptr 58.171
+decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 124.72
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 220.33 220.33
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 85.563 218.29 315.41 315.41
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 50.485
+decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 126.85 215.92
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 80.493 223.51
+decode_bf16_d512 4096 br16_bc32_w4_s3_fa2_ptr_v2 811.7 1579.5
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 89.275 230.42 802.72 1584.3
 """,
 }
