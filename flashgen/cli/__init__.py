@@ -31,7 +31,7 @@ __all__ = ["app", "main"]
 INTERRUPTED = 130  # 128 plus the number of SIGINT, as in shells
 
 
-def _named(params: list[Any], ctx: Any) -> list[Any]:
+def _without_python_types(params: list[Any], ctx: Any) -> list[Any]:
     """Parameters whose help names no Python type: nothing for a flag, <str>... for list[str]."""
     for each in params:
         if getattr(each, "is_flag", False):
@@ -44,12 +44,12 @@ def _named(params: list[Any], ctx: Any) -> list[Any]:
 
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _named(super().get_params(ctx), ctx)
+        return _without_python_types(super().get_params(ctx), ctx)
 
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _named(super().get_params(ctx), ctx)
+        return _without_python_types(super().get_params(ctx), ctx)
 
 
 app = typer.Typer(
