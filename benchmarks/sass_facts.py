@@ -1,8 +1,7 @@
 """Facts of the compiled kernels that ship, as one table an architecture. CPU only; compiles.
 
     python benchmarks/sass_facts.py            write this Triton's part of results/sass_facts.md
-        --missing                              compile those alone whose lines the part lacks, for
-                                               a changed table; texts and Triton have not
+        --missing                              compile those alone whose lines the part lacks
         --missing --kernel 'bwd_ds_*'          and these, whose text has changed
     python benchmarks/sass_facts.py --check    fail, and say where, if that part says otherwise
         --kernel 'bwd_*_bf16_d64_*'            compare only the lines of these kernels, as CI does
@@ -180,9 +179,7 @@ def line(built: Compiled, kernel: Kernel) -> str:
     return f"| `{built.name}` | {' | '.join(map(str, cells))} |"
 
 
-def section(
-    kernels: Sequence[Kernel], jobs: int, anew: Collection[Kernel] = (), held: str = ""
-) -> str:
+def section(kernels: Sequence[Kernel], jobs: int, anew: Collection[Kernel], held: str) -> str:
     """The part of the installed Triton: a table a heading, in the order of `kernels`. held: a part
     whose lines are taken over, but for those of `anew`.
     """
@@ -191,8 +188,7 @@ def section(
     }
     keys = {kernel: (kernel.heading, kernel_name(kernel.spec, kernel.config)) for kernel in kernels}
     missing = [kernel for kernel, key in keys.items() if key not in known or kernel in anew]
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn) as workers:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as workers:
         known |= zip((keys[kernel] for kernel in missing), workers.map(row, missing), strict=True)
     lines = [f"## Triton {triton.__version__}"]
     for heading, those in itertools.groupby(kernels, lambda kernel: kernel.heading):
@@ -277,15 +273,10 @@ def _is_of(name: str, patterns: Sequence[str]) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     """Compile, then write or compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if facts differ")
-    parser.add_argument(
-        "--kernel",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="with --check, these alone; with --missing, these anew",
-    )
+    parser.add_argument("--kernel", action="append", default=[], metavar="GLOB", help="see above")
     parser.add_argument("--missing", action="store_true", help="keep the lines that are there")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path, default=RESULT)
@@ -301,15 +292,14 @@ def main(arguments: Sequence[str]) -> int:
     if not chosen:
         parser.error(f"no kernel of the table is called {' or '.join(asked.kernel)}")
     held = asked.out.read_text() if asked.out.exists() else ""
-    kernels = chosen if asked.check else every
     kept = sections_of(held).get(triton.__version__, "") if asked.missing else ""
-    new = section(kernels, asked.jobs, chosen if asked.kernel else [], kept)
+    new = section(chosen if asked.check else every, asked.jobs, asked.kernel and chosen, kept)
     if not asked.check:
         write_whole(asked.out, merged(held, new))
         print(f"Written: {asked.out}, the part of Triton {triton.__version__}")
         return 0
     found = differences(held, new, asked.kernel)
-    said = f"{asked.out} says what Triton {triton.__version__} makes of {len(kernels)} kernels"
+    said = f"{asked.out} says what Triton {triton.__version__} makes of {len(chosen)} kernels"
     print("\n".join(found) or said)
     return bool(found)
 
