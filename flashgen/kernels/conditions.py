@@ -105,7 +105,7 @@ def fused(spec: AttentionSpec, config: KernelConfig) -> bool:
 def keeps_ds(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Texts of dK and dV that may store dS."""
     in_gluon = fused(spec, config) and config.specialized
-    return not (in_gluon or blackwell(spec, config) or spec.block_mask)
+    return not (in_gluon or spec.block_mask)
 
 
 def stores_ds(spec: AttentionSpec, config: KernelConfig) -> bool:

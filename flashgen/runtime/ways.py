@@ -2,12 +2,14 @@
 
 pair: a kernel for dK and dV and one for dQ, which compute S and dP each. ds: a kernel for dK and dV
 that stores dS, and dQ = dS K, in runs of as many heads or keys as memory is allowed for. fused: one
-kernel, which adds dQ up in any order. The fastest by the times of the table serves.
+kernel, which adds dQ up in any order. The fastest by the times of the table serves; where it has
+none, the one with the least bound, of its products and of the bytes that it moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -16,6 +18,7 @@ from flashgen.runtime.selection import Ladder, Selection
 from flashgen.schedules.config import KernelConfig
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
+from flashgen.spec.problem import BUCKET_SEQ, bytes_moved, flops, workload
 from flashgen.spec.vocabulary import OF_DS, Direction
 
 Way = Literal["pair", "ds", "fused"]
@@ -44,11 +47,13 @@ class Ways:
     """What a table says of the ways of calls that are resolved alike.
 
     times: of the kernels of each way, in us; it lacks a way whose times do not compare with those
-    of the pair. Those of ds are of one run. bc: keys of a block of dK and dV that stores dS; slots:
-    how many of those the GPU has room for.
+    of the pair. Those of ds are of one run. bounds: they are no times, but the least that products
+    and bytes take. bc: keys of a block of dK and dV that stores dS; slots: how many of those the
+    GPU has room for.
     """
 
     times: Mapping[Way, tuple[float, ...]]
+    bounds: bool = False
     bc: int = 0
     slots: int = 0
 
@@ -86,7 +91,8 @@ class Ways:
         elif "ds" in self.times:
             words.insert(1, "ds has no room")
         return (
-            f"gradients by {way}: {', '.join(words)}, with {most >> 20} MB for dS"
+            f"gradients by {way}{' by products and bytes' if self.bounds else ''}: "
+            f"{', '.join(words)}, with {most >> 20} MB for dS"
             f"{'' if deterministic else ' and dQ summed in any order'}"
         )
 
@@ -112,11 +118,14 @@ def ways_of(
         specs = [spec.for_direction(direction) for direction in directions]
         if way == "pair" or all(map(has_entry, specs)):
             found[way] = tuple(ladder_of(each).rungs[0] for each in specs)
-    times = dict(_comparable(found))
+    times = dict(_comparable(found, _times))
+    if bounds := not times:
+        times = dict(_comparable(found, functools.partial(_bounds, gpu)))
     if "ds" not in times:
-        return Ways(times=times)
+        return Ways(times=times, bounds=bounds)
     choice = found["ds"][0].choice
-    return Ways(times=times, bc=choice.config.bc, slots=slots_of(choice.spec, choice.config, gpu))
+    slots = slots_of(choice.spec, choice.config, gpu)
+    return Ways(times=times, bounds=bounds, bc=choice.config.bc, slots=slots)
 
 
 def slots_of(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
@@ -126,20 +135,34 @@ def slots_of(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
 
 def _comparable(
     found: Mapping[Way, tuple[Selection, ...]],
+    times_of: Callable[[Sequence[Selection]], tuple[float, ...] | None],
 ) -> Iterator[tuple[Way, tuple[float, ...]]]:
     """The times of the ways that compare: with the pair's, all are of one GPU's table, one bucket
     and one source.
     """
     for way, selections in found.items():
-        if (times := _times((*found["pair"], *selections))) is not None:
+        all_of_both = (*found["pair"], *selections)
+        origins = {(s.slug, s.choice.bucket, s.choice.source) for s in all_of_both}
+        if len(origins) > 1 or all_of_both[0].slug is None:
+            continue
+        if (times := times_of(all_of_both)) is not None:
             yield way, times[2:]
 
 
-def _times(selections: Iterable[Selection]) -> tuple[float, ...] | None:
-    selections = tuple(selections)
-    origins = {(s.slug, s.choice.bucket, s.choice.source) for s in selections}
-    times = [s.choice.median_us for s in selections]
-    if len(origins) > 1 or selections[0].slug is None:
+def _times(selections: Sequence[Selection]) -> tuple[float, ...] | None:
+    """Those of the table; None where one has none."""
+    known = [s.choice.median_us for s in selections]
+    return None if None in known else tuple(time for time in known if time is not None)
+
+
+def _bounds(gpu: Gpu, selections: Sequence[Selection]) -> tuple[float, ...] | None:
+    """The least us of the products and of the bytes of each kernel, of the problem that is tuned.
+    None where a kernel may be far from them: all but the product of ds have warps with roles.
+    """
+    choices = [s.choice for s in selections]
+    near = all(c.config.specialized or c.spec.direction == "backward_dq_of_ds" for c in choices)
+    bucket, tflops, gbs = choices[0].bucket, gpu.peak_tflops, gpu.bandwidth_gbs
+    if not near or bucket is None or not tflops or not gbs:
         return None
-    known = tuple(time for time in times if time is not None)
-    return known if len(known) == len(times) else None
+    sizes = [(c.spec, workload(c.spec, BUCKET_SEQ[bucket])) for c in choices]
+    return tuple(max(flops(*of) / tflops * 1e-6, bytes_moved(*of) / gbs * 1e-3) for of in sizes)

@@ -49,6 +49,8 @@ BY_KEYS: tuple[Direction, ...] = ("backward_dkv", "backward_fused", "backward_ds
 """Directions whose programs own a tile of keys, and walk the rows of Q."""
 AHEAD: tuple[Direction, ...] = ("forward", "backward_dq", *BY_KEYS)
 """Directions that have several schedules."""
+IN_ORDER: tuple[Direction, ...] = ("backward_dkv", "backward_dq", "backward_ds")
+"""The gradients whose sums have an order."""
 
 TileShape = tuple[int, int, int, int]
 """br, bc, num_warps, num_stages."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 from flashgen.schedules.base import (
     AHEAD,
     BY_KEYS,
+    IN_ORDER,
     TENSOR_COLUMNS,
     TENSOR_MEMORY,
     TENSOR_ROWS,
@@ -53,6 +54,8 @@ HALVES_SPLIT = (224, 48)
 184 the second spills."""
 WIDE_SPLIT = (192, 96)
 """The same of dQ of head dim 256: with 48 and 64 the warp that multiplies spills."""
+KEEP_DS: tuple[Direction, ...] = ("backward_fused", "backward_ds")
+"""Directions whose dS lies in shared memory."""
 FUSED_SPLIT = (152, 64)
 """The same of its fused backward, where the warps that add dQ to memory take what is left."""
 
@@ -66,6 +69,9 @@ BLACKWELL_TILES: dict[Direction, tuple[TileShape, ...]] = {
         (128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 2),
     ),
     "backward_fused": ((128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2)),
+    "backward_ds": (
+        (128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2), (64, 128, 8, 3), (64, 128, 8, 2),
+    ),
     "backward_dq": (
         (128, 128, 8, 4), (128, 128, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2),
     ),
@@ -147,11 +153,10 @@ class Blackwell(Schedule[BlackwellFields]):
 
     name = "blackwell"
     gluon = roles = orders = hands_out = accumulates_in_tensor_memory = True
-    directions = own_text = ("forward", "backward_dq", "backward_dkv", "backward_fused")
+    directions = own_text = AHEAD
     features: ClassVar = {
         "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
-        "backward_dkv": ("alibi", "window", "chunk", "softcap", "varlen"),
-        "backward_dq": ("alibi", "window", "chunk", "softcap", "varlen"),
+        **dict.fromkeys(IN_ORDER, ("alibi", "window", "chunk", "softcap", "varlen")),
     }
     closes_sums = False
     admitted = 1  # the first has the most keys and stages that fit
@@ -196,7 +201,7 @@ class Blackwell(Schedule[BlackwellFields]):
                 of_k = config.bc * 64 * pieces * spec.kv_bytes
             return of_q + stages * of_k + tiles.do * config.persistent  # O, beside the next Q
         of_ds = config.br * config.bc * spec.element_bytes
-        beside = ROLES_BYTES + (of_ds if spec.direction == "backward_fused" else 0)
+        beside = ROLES_BYTES + (of_ds if spec.direction in KEEP_DS else 0)
         if spec.direction in BY_KEYS:  # LSE and delta of a tile of rows, in float32
             beside += stages * 2 * config.br * 4
         if walked_side(spec) == 64 and spec.direction == "backward_dq":  # V has one place
@@ -250,6 +255,8 @@ class Blackwell(Schedule[BlackwellFields]):
         rows, dim = super().block(spec, config, tensor, page_size)
         if spec.paged and tensor in ("k", "v"):
             return box_of_page(page_size, rows)
+        if tensor == "ds":  # a warpgroup has all keys and half of the rows
+            return config.bc, config.br // 2
         if tensor not in ("k", "v", "dk", "dv"):
             rows = min(rows, TENSOR_ROWS)
         return rows, 64 if tensor in ("q", "k") and k_pieces(spec) > 1 else dim

@@ -12,6 +12,7 @@ from flashgen.schedules.base import (
     AHEAD,
     BY_KEYS,
     FLAG,
+    IN_ORDER,
     TILES,
     WARPGROUP,
     WARPGROUP_ROWS,
@@ -66,10 +67,6 @@ class HopperFields(CommonFields):
 
     next_s: bool = field(default=False, metadata=one_of(FLAG, "_nexts"))
     no_turns: bool = field(default=False, metadata=one_of(FLAG, "_noturns"))
-
-
-IN_ORDER: tuple[Direction, ...] = ("backward_dkv", "backward_dq", "backward_ds")
-"""The gradients whose sums have an order."""
 
 
 def runs_ahead(spec: AttentionSpec) -> bool:

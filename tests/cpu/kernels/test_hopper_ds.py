@@ -4,103 +4,40 @@ orders, mutants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import pytest
 import torch
 
 from flashgen.evaluate.check import cases_of, check_loaded
-from flashgen.evaluate.check_attention import attention_trial, packed_case
-from flashgen.evaluate.executed import ExecutedKernel
-from flashgen.kernels.ds_runs import DsRun, DsSizes, runs_of
-from flashgen.kernels.launch import bind
-from flashgen.kernels.launch_backward import Backward
-from flashgen.kernels.launch_ds import ds_sizes, gradients_in_runs
+from flashgen.evaluate.check_attention import attention_trial
 from flashgen.ptx import FaultsFound
-from flashgen.reference import gradients
 from flashgen.reference.cases import CheckCase
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.legality import DS_TILE, why_illegal
-from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import TARGETS
+from tests.ds import (
+    FEW,
+    FEW_WINDOWS,
+    LONG,
+    PACKED,
+    PACKED_WINDOWS,
+    RAGGED,
+    WINDOWS,
+    assert_found,
+    assert_gradients,
+    kernels,
+    of_rows,
+    spec_of,
+)
 from tests.executed import call_far_below_zero, case, compiled
-from tests.makers import each, make_config, make_spec
-
-H200, A100 = TARGETS["nvidia_h200"], TARGETS["nvidia_a100_sxm4_80gb"]
-WHOLE = 1 << 40
-"""A limit of memory that no case reaches."""
+from tests.makers import each, make_config
 
 
 def hopper(br: int, bc: int) -> KernelConfig:
     return make_config(br, bc, num_warps=8, num_stages=2, schedule="hopper", loads="descriptor")
 
 
-def of_rows(loads: Any = "descriptor", br: int = 128, bc: int = 64) -> KernelConfig:
-    return make_config(br, bc, num_warps=8, num_stages=2, loads=loads)
-
-
-def spec_of(dim: int, mask: str, **features: Any) -> AttentionSpec:
-    return make_spec("bfloat16", dim, mask, direction="backward_ds", **features)
-
-
 NARROW, NARROW_128, SHARED_KEYS = hopper(64, 128), hopper(128, 128), hopper(64, 64)
 PLAIN, PLAIN_64 = make_config(64, 128, num_warps=8, num_stages=3), make_config(32, 64)
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Both kernels of a spec, compiled, and what launches them."""
-
-    dkv: ExecutedKernel
-    dq: ExecutedKernel
-    of_dkv: Any
-    of_dq: Any
-
-    def gradients(self, call: Backward, most: int = WHOLE) -> tuple[torch.Tensor, ...]:
-        """dq, dk and dv of runs of so many bytes at most, in memory that is NaN before."""
-        of = ds_sizes(call)
-        runs = runs_of(of, most)
-        memory = torch.full((max(map(of.run_bytes, runs)),), 0xFF, dtype=torch.uint8)
-        return gradients_in_runs(call, runs, memory, self.of_dkv, self.of_dq)
-
-
-def kernels(
-    spec: AttentionSpec,
-    config: KernelConfig,
-    of_dq: KernelConfig,
-    broken: tuple[str, str] = ("", ""),
-    broken_dq: tuple[str, str] = ("", ""),
-) -> Kernels:
-    """Both, or with the text of one broken. Where they load by pointer, for an A100."""
-    its = spec.for_direction("backward_dq_of_ds")
-    gpu = A100 if config.loads == "pointer" else H200
-    for one, way in ((spec, config), (its, of_dq)):
-        assert (reason := why_illegal(one, way, gpu)) is None, reason
-    dkv = compiled(spec, config, 0, *broken, arch=gpu.arch)
-    dq = compiled(its, of_dq, 0, *broken_dq, arch=gpu.arch)
-    return Kernels(dkv, dq, bind(dkv, spec, config), bind(dq, its, of_dq))
-
-
-def assert_gradients(
-    both: Kernels, spec: AttentionSpec, cases: Sequence[CheckCase], ranges: bool = False
-) -> None:
-    """That gradients are right; ranges: and the same bits where a run has 128 keys."""
-    for seed, each_case in enumerate(cases):
-        trial = attention_trial(spec, each_case, seed, "cpu")
-        inputs = trial.compare.keywords["inputs"]  # type: ignore[attr-defined]
-        found = both.gradients(trial.call)
-        verdict = gradients.judge("backward_fused", found, inputs)
-        assert verdict.passed, (each_case, verdict)
-        of = DsSizes.of(inputs.q, inputs.k, inputs.diagonal, inputs.features)
-        if of.seq_q == LONG.problem.seq_q:
-            assert of.ds_bytes(of.whole) < 2 * prod(of.ds_shape(of.whole))
-        if ranges and of.seq_k > DS_TILE:
-            part = of.run_bytes(DsRun(first_head=0, heads=of.group, keys=DS_TILE))
-            again = both.gradients(trial.call, part)
-            assert all(map(torch.equal, found, again)), each_case
 
 
 def test_gradients_of_runs_and_of_ranges_of_keys() -> None:
@@ -109,26 +46,6 @@ def test_gradients_of_runs_and_of_ranges_of_keys() -> None:
     assert_gradients(both, spec, [case(70, 200, heads=4, kv=2)], ranges=True)
 
 
-PACKED = [
-    packed_case([(133, 135), (0, 3), (3, 0), (1, 128)], heads=4, kv_heads=2, varied=True),
-    packed_case(
-        [(129, 128), (2, 127), (127, 1)],
-        spare=(3, 5), tail=(130, 259), alignment="top_left", layout="sliced",
-    ),
-]  # fmt: skip
-RAGGED = [
-    case(300, 200, heads=2),
-    case(200, 330, heads=4, kv=2, batch=2),
-    case(330, 200, "top_left"),
-]
-FEW = [case(200, 330, heads=2), case(70, 20, "top_left", heads=2, kv=2)]
-LONG = case(597, 600)
-WINDOWS = (
-    [case(200, 330)] * 2 + [LONG] + [case(129, 129, "top_left")] * 2 + [case(300, 70), case(1, 400)]
-)
-"""Each place draws another window, or another chunk. The third is short: of LONG a key has memory for fewer rows than there are."""
-FEW_WINDOWS = [case(200, 330), case(129, 129, "top_left"), LONG]
-PACKED_WINDOWS = [*PACKED, packed_case([(130, 70), (597, 600)])]
 VARIANTS: dict[str, tuple[int, str, KernelConfig, list[CheckCase], dict[str, Any]]] = {
     "head dim 128": (128, "causal", NARROW, RAGGED, {}),
     "no mask": (128, "none", NARROW, RAGGED, {}),
@@ -239,17 +156,6 @@ BROKEN = {
     "shared keys": (SHARED_KEYS, 256, OF_SHARED_KEYS),
     "dQ": (NARROW, 64, OF_DQ),
 }
-CASES = [case(330, 330, heads=4, kv=2), case(330, 230)]
-
-
-def assert_found(both: Kernels, spec: AttentionSpec) -> None:
-    for seed in range(3):  # what no check finds, not every order shows
-        both.dkv.seed = both.dq.seed = 10 * seed
-        try:
-            assert_gradients(both, spec, CASES, ranges=True)
-        except (AssertionError, FaultsFound):
-            return
-    pytest.fail("nobody noticed")
 
 
 @pytest.mark.parametrize(
