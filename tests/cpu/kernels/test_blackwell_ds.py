@@ -96,14 +96,9 @@ def test_where_both_head_dims_are_padded_to_256_sums_leave_no_columns_for_dp() -
     assert "640 columns of tensor memory in backward_ds" in reason
 
 
-FREED = "tma.store_wait(0)\n                        barrier()\n                        ds_place"
-WRITTEN = "fence_async_shared()\n                        barrier()\n                        ds_at"
 HEAD_OF_RUN = "(pid // tiles - first_block // tiles) * group"
 BROKEN: dict[str, tuple[str, str]] = {
-    "the place is written while it is read": (FREED, "ds_place"),
-    "one thread waits for the place": (FREED, FREED.replace("barrier()", "pass")),
-    "the copy does not wait for all warps": (WRITTEN, WRITTEN.replace("barrier()", "pass")),
-    "the copy does not see what was written": (WRITTEN, WRITTEN.replace("fence_async_shared()", "pass")),
+    "the place is written while it is read": ("tma.store_wait(0)\n                        ds_place", "ds_place"),
     "the place of the other warpgroup": ("ds_place = ds_smem.index(w)", "ds_place = ds_smem.index(0)"),
     "the rows of the other half": ("ds_key, row_start + HALF * w)", "ds_key, row_start)"),
     "P in place of dS": ("ds_ts += (rounded,)", "ds_ts += (gl.convert_layout(p_ts[part].to(DTYPE), ROUNDED),)"),
