@@ -22,7 +22,7 @@ from benchmarks.quarter.lines import Line, read
 from flashgen import settings
 from flashgen.bench import race
 from flashgen.bench.case import BenchCase, make_inputs
-from flashgen.bench.contenders import dispatchers, flashgen_and_torch
+from flashgen.bench.contenders import dispatchers, flashgen_and_torch, sdpa_deterministic
 from flashgen.bench.ladder import LadderSteps
 from flashgen.bench.record import provenance
 from flashgen.bench.run import SMOKE_TARGET, copy_gbs, matmul_tflops, place_of
@@ -46,7 +46,7 @@ WARM_S, SAMPLE_S, LOAD_US = 0.15, 0.12, 30_000.0
 """Of a contender of a round, in place of a final round's 2 s and 1 s; the passes are as many."""
 LOWEST = 19
 UNFIT = (Status.ILLEGAL, Status.COMPILE_ERROR, Status.OUT_OF_RESOURCES, Status.WRONG)
-PEERS, TINY_PEERS = ("flashgen", "SDPA cuDNN", "SDPA flash"), ("flashgen", "SDPA math")
+PEERS = ("flashgen", "SDPA cuDNN", "SDPA flash", "SDPA flash, deterministic")
 
 
 def begin(payload: Line) -> Line:
@@ -260,8 +260,8 @@ class Place:
         every = flashgen_and_torch(case, *self.dispatchers, smoke=not self.on_gpu)
         contenders = [
             each
-            for each in (*every, *self.ladder.contenders(case))
-            if each.name in (TINY_PEERS if self.tiny else PEERS)
+            for each in (*every, *sdpa_deterministic(case), *self.ladder.contenders(case))
+            if each.name in (("flashgen", "SDPA math") if self.tiny else PEERS)
             or any(word in each.name for word in OWN_SCHEDULES)
         ]
         x = make_inputs(case, self.device)
