@@ -169,6 +169,16 @@ bwd_dq_fp16_d192 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_fp16_d192_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
 bwd_dq_fp16_d256 1 br128_bc32_w8_s2_fa2_ptr - - - -
 bwd_dq_fp16_d256_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt - - - -
+bwd_ds_bf16_d128 1024 br64_bc128_w8_s3_fa2_tma - - -
+bwd_ds_bf16_d128_causal 1024 br64_bc128_w8_s3_fa2_ptr - - -
+bwd_ds_bf16_d192v128_causal 1024 br16_bc32_w8_s2_fa2_ptr - -
+bwd_ds_fp16_d128 1024 br64_bc128_w8_s3_fa2_tma - - -
+bwd_ds_fp16_d128_causal 1024 br64_bc128_w8_s3_fa2_ptr - - -
+bwd_dq_of_ds_bf16_d128 1024 br128_bc128_w8_s2_fa2_tma - - -
+bwd_dq_of_ds_bf16_d128_causal 1024 br128_bc128_w8_s2_fa2_tma - - -
+bwd_dq_of_ds_bf16_d192_causal 1024 br128_bc128_w8_s2_fa2_tma - -
+bwd_dq_of_ds_fp16_d128 1024 br128_bc128_w8_s2_fa2_tma - - -
+bwd_dq_of_ds_fp16_d128_causal 1024 br128_bc128_w8_s2_fa2_tma - - -
 decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x4 - - - -
 decode_bf16_d64_sink_paged 1 br16_bc64_w4_s4_fa2_ptr_x2 - - - -
 decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s3_fa2_ptr - - - -
@@ -326,5 +336,10 @@ bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_blackwell_tma_lpt - -
+bwd_ds_bf16_d128 1024 br128_bc128_w8_s2_blackwell_tma - - -
+bwd_ds_bf16_d128_causal 1024 br128_bc128_w8_s2_blackwell_tma - - -
+bwd_ds_bf16_d192v128_causal 1024 br64_bc128_w8_s2_blackwell_tma - -
+bwd_ds_fp16_d128 1024 br128_bc128_w8_s2_blackwell_tma - - -
+bwd_ds_fp16_d128_causal 1024 br128_bc128_w8_s2_blackwell_tma - - -
 """,
 }
