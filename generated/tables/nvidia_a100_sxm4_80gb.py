@@ -225,8 +225,8 @@ bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1157.5 4330.0 17028.0 33959.4
 bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 781.17 2381.9 8757.9 17276.7
 bwd_ds_fp16_d128 1 br32_bc128_w8_s3_fa2_ptr 811.03 2971.1 11628.6 23173.7
 bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 606.07 1592.0 5537.4 10811.6
-bwd_ds_fp16_d256 1 br16_bc32_w8_s2_fa2_ptr 4060.0 15808.4 62809.3 125477.7
-bwd_ds_fp16_d256_causal 1 br16_bc32_w8_s2_fa2_ptr 2602.7 8391.8 31514.4 62363.2
+bwd_ds_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1157.5 4330.0 17028.0 33959.4
+bwd_ds_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 781.17 2381.9 8757.9 17276.7
 bwd_dq_of_ds_bf16_d128 1 br128_bc64_w4_s3_fa2_ptr 234.79 667.65 2432.4 4785.7
 bwd_dq_of_ds_bf16_d128_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 187.48 400.84 1295.6 2493.2
 bwd_dq_of_ds_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr 500.4 1345.1
@@ -237,8 +237,9 @@ bwd_dq_of_ds_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr 190.34
 bwd_dq_of_ds_bf16_d256_causal 1024 br128_bc64_w8_s3_fa2_ptr 423.79 1316.2 2497.5
 bwd_dq_of_ds_fp16_d128 1 br128_bc64_w4_s3_fa2_ptr 234.79 667.65 2432.4 4785.7
 bwd_dq_of_ds_fp16_d128_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 187.48 400.84 1295.6 2493.2
-bwd_dq_of_ds_fp16_d256 1 br64_bc32_w8_s2_fa2_ptr 490.42 1603.7 6061.2 12004.9
-bwd_dq_of_ds_fp16_d256_causal 1 br64_bc32_w8_s2_fa2_ptr 345.26 936.28 3294.8 6406.8
+bwd_dq_of_ds_fp16_d256 1 br128_bc64_w8_s3_fa2_ptr 247.3 662.73 2330.4 4554.5
+bwd_dq_of_ds_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr 190.34
+bwd_dq_of_ds_fp16_d256_causal 1024 br128_bc64_w8_s3_fa2_ptr 423.79 1316.2 2497.5
 decode_bf16_d64 1 br16_bc32_w4_s2_fa2_ptr_x7 18.307
 decode_bf16_d64 1024 br16_bc64_w4_s3_fa2_ptr_x2 38.707 98.415
 decode_bf16_d64 16384 br16_bc32_w4_s3_fa2_ptr_x8 165.64

@@ -207,21 +207,41 @@ bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s1_fa2_ptr 1274.3
 bwd_fused_bf16_d128 1 br64_bc128_w8_s3_fa2_ptr 441.45 1588.6 6188.9 12323.6
 bwd_fused_fp16_d64 1 br64_bc64_w4_s3_fa2_tma 551.36
 bwd_fused_fp16_d128 1 br64_bc128_w8_s3_fa2_ptr 441.45 1588.6 6188.9 12323.6
+bwd_ds_bf16_d96 1024 br64_bc128_w8_s3_fa2_tma 1468.5 5584.0
+bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s2_fa2_tma 937.48 3255.1
 bwd_ds_bf16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
+bwd_ds_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_fa2_ptr 722.92 2552.8
 bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 640.24 1786.5
+bwd_ds_bf16_d192v128_causal 1024 br64_bc64_w8_s2_fa2_tma 1119.0 4036.0
+bwd_ds_bf16_d192 1024 br64_bc64_w8_s2_fa2_tma 2396.5 9317.4
+bwd_ds_bf16_d192_causal 1024 br64_bc64_w8_s2_fa2_tma 1294.0 4697.6
 bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_tma 539.0 1919.8 7456.3 14839.4
 bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_fa2_tma 360.09 1038.0 3761.7 7392.0
+bwd_ds_bf16_d256_causal_varlen 1024 br16_bc32_w8_s2_fa2_ptr 4034.6 16259.4
 bwd_ds_bf16_d256_causal_softcap 1024 br16_bc32_w8_s2_fa2_ptr 4883.3 18486.4
+bwd_ds_bf16_d256_causal_window 1024 br64_bc64_w8_s2_fa2_tma 1071.0 3013.3
 bwd_ds_fp16_d128 1 br64_bc128_w8_s3_fa2_tma 341.66 1120.2 4255.4 8438.1
 bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_fa2_tma 273.63 717.19 2483.8 4842.1
+bwd_ds_fp16_d256 1024 br64_bc64_w8_s2_fa2_tma 1919.8 7456.3
+bwd_ds_fp16_d256_causal 1024 br16_bc32_w8_s2_fa2_ptr 4759.1 17870.9
+bwd_dq_of_ds_bf16_d96 1024 br128_bc128_w8_s3_fa2_tma 365.41 1356.4
+bwd_dq_of_ds_bf16_d96_causal 1024 br128_bc64_w8_s3_fa2_ptr_lpt 219.84
+bwd_dq_of_ds_bf16_d96_causal 4096 br128_bc128_w8_s3_fa2_tma_lpt 698.0
 bwd_dq_of_ds_bf16_d128 1 br128_bc128_w8_s3_fa2_tma 107.64 287.01 1042.0 2048.8
 bwd_dq_of_ds_bf16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 93.086 170.64 543.24 1029.1
+bwd_dq_of_ds_bf16_d128_causal_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 199.86 544.01
 bwd_dq_of_ds_bf16_d128_causal_window 1024 br128_bc128_w8_s3_fa2_tma_lpt 167.58 401.76
+bwd_dq_of_ds_bf16_d192 1024 br128_bc64_w8_s3_fa2_tma 292.4 1008.7
+bwd_dq_of_ds_bf16_d192_causal 1024 br128_bc64_w8_s3_fa2_tma_lpt 187.33 554.05
 bwd_dq_of_ds_bf16_d256 1 br128_bc64_w8_s3_fa2_tma 93.923 234.57 807.55 1573.3
 bwd_dq_of_ds_bf16_d256_causal 1 br128_bc64_w8_s3_fa2_tma_lpt 78.123 153.24 449.51 796.87
+bwd_dq_of_ds_bf16_d256_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr 182.85 498.36
+bwd_dq_of_ds_bf16_d256_causal_window 1024 br128_bc64_w8_s3_fa2_tma_lpt 155.19 348.43
 bwd_dq_of_ds_fp16_d128 1 br128_bc128_w8_s3_fa2_tma 107.64 287.01 1042.0 2048.8
 bwd_dq_of_ds_fp16_d128_causal 1 br128_bc128_w8_s3_fa2_tma_lpt 93.086 170.64 543.24 1029.1
+bwd_dq_of_ds_fp16_d256 1024 br128_bc64_w8_s3_fa2_tma 234.57 807.55
+bwd_dq_of_ds_fp16_d256_causal 1024 br128_bc64_w8_s3_fa2_tma_lpt 153.24 449.51
 decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 12.45 21.185 47.955 80.529
 decode_bf16_d64_sink_paged 1 br16_bc64_w8_s3_fa2_ptr_x4 15.777 25.952
 decode_bf16_d64_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr_x3 50.556 83.039
