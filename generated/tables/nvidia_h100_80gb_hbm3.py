@@ -428,6 +428,8 @@ bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 413.
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.91 1140.1
 bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
+bwd_ds_bf16_d96 1024 br64_bc128_w8_s4_hopper_tma 1068.4 4108.0
+bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s2_hopper_tma 598.12 2088.7
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
 bwd_ds_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 420.55 1503.8
