@@ -432,6 +432,7 @@ bwd_ds_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 420.55 1503.8
 bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 428.57 1189.2
 bwd_ds_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma 557.16 1933.5
 bwd_ds_bf16_d192 1024 br64_bc64_w8_s2_hopper_tma 1227.8 4684.6
+bwd_ds_bf16_d192_causal 1024 br64_bc64_w8_s2_hopper_tma 675.63 2367.1
 bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 294.39 982.98 3748.3 7436.3
 bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 207.5 541.41 1894.9 3700.3
 bwd_ds_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 487.6 1745.9
