@@ -444,5 +444,7 @@ bwd_ds_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 541.1 1947.1
 bwd_ds_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 517.35 1433.0
 bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
+bwd_ds_fp16_d256 1024 br64_bc64_w8_s2_hopper_tma 982.98 3748.3
+bwd_ds_fp16_d256_causal 1024 br64_bc64_w8_s2_hopper_tma 541.41 1894.9
 """,
 }
