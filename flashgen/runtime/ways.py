@@ -28,6 +28,8 @@ WAYS: dict[Way, tuple[Direction, ...]] = {
     "fused": ("backward_fused",),
 }
 """The kernels of each way."""
+SURE = 0.95
+"""The share of the pair's bound that another way's must stay below: bounds are less than times."""
 OF_WAYS = frozenset(direction for directions in WAYS.values() for direction in directions)
 """The kernels of all ways."""
 
@@ -76,7 +78,9 @@ class Ways:
             for way in self.times
             if (way != "ds" or plan is not None) and (way != "fused" or not deterministic)
         ]
-        fastest = min(admitted, key=lambda way: self.us(way, plan))
+        to_beat = SURE if self.bounds else 1.0
+        us = {way: self.us(way, plan) * (to_beat if way == "pair" else 1.0) for way in admitted}
+        fastest = min(admitted, key=us.__getitem__)
         return ChosenWay(fastest, plan if fastest == "ds" else None)
 
     def described(self, of: DsSizes, most: int, *, deterministic: bool) -> str:

@@ -171,6 +171,8 @@ GRADIENTS: list[tuple[Direction, int, Mask, KernelConfig, int, int, int]] = [
     ("backward_dq", 64, "none", backward.blackwell(4), 226, 140, 0),
     ("backward_dq", 256, "causal", backward.wide(order="longest_first"), 130, 235, 0),
     ("backward_dkv", 256, "causal", backward.wide_keys(), 153, 230, 0),
+    ("backward_ds", 128, "causal", backward.blackwell(), 322, 190, 0),
+    ("backward_ds", 64, "none", backward.blackwell(4), 328, 170, 0),
     ("backward_fused", 128, "none", backward.blackwell(), 313, 260, 52),
     ("backward_fused", 128, "causal", backward.blackwell(), 313, 260, 52),
     ("backward_fused", 64, "none", backward.blackwell(4), 326, 226, 40),

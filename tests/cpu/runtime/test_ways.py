@@ -51,19 +51,30 @@ def windowed(seq: int, **other: Any) -> DsSizes:
     return sizes(seq, causal=True, **({"reach": 1024} | other))
 
 
-def ways(us: dict[str, tuple[float | None, ...]] = US, spec: Any = SPEC, **other: Any) -> Ways:
+PLAIN = make_config(64, 128, num_warps=8)
+ROLES = make_config(128, 128, num_warps=8, num_stages=2, schedule="blackwell", loads="descriptor")
+
+
+def ways(
+    us: dict[str, tuple[float | None, ...]] = US,
+    spec: Any = SPEC,
+    config: Any = PLAIN,
+    gpu: str = H200,
+    **other: Any,
+) -> Ways:
     """The ways of kernels with such times; `other` is what dQ of dS has otherwise."""
-    config = make_config(64, 128, num_warps=8)
-    held = [
-        replace(make_choice(spec.for_direction(direction), config, BUCKETS[2]), median_us=time)
-        for way, times in us.items()
-        for direction, time in zip(WAYS[way], times, strict=True)
-    ]
+    held = []
+    for way, times in us.items():
+        for direction, time in zip(WAYS[way], times, strict=True):
+            its = PLAIN if direction == "backward_dq_of_ds" else config
+            choice = make_choice(spec.for_direction(direction), its, BUCKETS[2])
+            held.append(replace(choice, median_us=time))
     choices = by_spec(held)
-    served = Served(archs={H200: "sm_90"}, choices={H200: choices})
+    target = TARGETS[gpu]
+    served = Served(archs={gpu: target.arch}, choices={gpu: choices})
 
     def ladder_of(each: Any) -> Any:
-        found = ladder(served, H200, TARGETS[H200], each, 5000)
+        found = ladder(served, gpu, target, each, 5000)
         if each.direction != "backward_dq_of_ds" or not other:
             return found
         first: Selection = found.rungs[0]
@@ -72,7 +83,7 @@ def ways(us: dict[str, tuple[float | None, ...]] = US, spec: Any = SPEC, **other
         changed = replace(first, slug=slug, choice=replace(first.choice, **fields))
         return replace(found, rungs=(changed,))
 
-    return ways_of(spec, TARGETS[H200], choices.__contains__, ladder_of)
+    return ways_of(spec, target, choices.__contains__, ladder_of)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +115,31 @@ def test_the_fastest_way_that_is_admitted_serves(
 )
 def test_times_of_two_origins_do_not_compare(other: dict[str, Any]) -> None:
     assert ways(**other).times.keys() == {"pair", "fused"}
+
+
+UNTIMED: dict[str, tuple[float | None, ...]] = {"pair": (None, None), "ds": (None, None)}
+
+
+@pytest.mark.parametrize(
+    ("dim", "mask", "config", "megabytes", "way"),
+    [
+        (128, "none", ROLES, 1024, "ds"),
+        (128, "none", ROLES, 256, "pair"),  # bounds of 1.00
+        (64, "none", ROLES, 1024, "pair"),  # as many bytes, for half of the products
+        (128, "none", PLAIN, 1024, "pair"),
+    ],
+)
+def test_where_a_table_has_no_times_products_and_bytes_choose(
+    dim: int, mask: Any, config: Any, megabytes: int, way: str
+) -> None:
+    found = ways(UNTIMED, make_spec("bfloat16", dim, mask), config=config, gpu="nvidia_b200")
+    of = replace(sizes(4096, 64), head_dim=dim)
+    said = found.described(of, megabytes * MB, deterministic=True)
+    if config is PLAIN:  # whose times are far from them
+        assert said == "gradients by pair: the table has no other way whose times compare"
+        return
+    assert found.chosen(of, megabytes * MB, deterministic=True).way == way
+    assert said.startswith(f"gradients by {way} by products and bytes: pair")
 
 
 def test_invariant_calls_and_block_masks_have_no_ds() -> None:
