@@ -235,9 +235,11 @@ def choose(
     table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = (), specs: str = "*"
 ) -> Table:
     """The table with its executed entries chosen anew, of specs whose names match; others are the
-    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton.
+    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton. What
+    the table's entry beats by more than NEAR goes.
     """
     on_chip = measured_on_chip(table.gpu, [table, *others])
+    known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
     run = run_now(evaluator)
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
@@ -247,6 +249,7 @@ def choose(
             continue
         measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
+        table = without_beaten(table, estimated)
         for entry in as_measured(estimated, measured, evaluator, run):
             now = table.executed_for(*entry.key)
             if now is None or (now.result.median_us or 0.0) > (entry.result.median_us or 0.0):
@@ -262,12 +265,25 @@ def choose(
             serving = {entry.key: entry for entry in (*held, *mine)}
             mine += handed_out(list(serving.values()), evaluator, run)
         chosen += mine
-    known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
     for entry in chosen:
         before = known.get((entry.spec, entry.config, entry.evidence.digest), ())
         tritons = tuple(dict.fromkeys((*before, *entry.tritons)))
         table = table.with_entry(replace(entry, tritons=tritons), run)
     return table
+
+
+def without_beaten(table: Table, entries: Sequence[Entry]) -> Table:
+    """The table without the executed entries that these of the same spec and bucket beat by more
+    than NEAR, as those of an older model may be.
+    """
+    us = {entry.key: entry.result.median_us for entry in entries}
+
+    def beaten(executed: Entry) -> bool:
+        mine, theirs = executed.result.median_us, us.get(executed.key)
+        return mine is not None and theirs is not None and mine > theirs * (1 + NEAR)
+
+    kept = [entry for entry in table.executed if not beaten(entry)]
+    return table.of([*table.entries, *kept]).in_order()
 
 
 def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:

@@ -131,6 +131,23 @@ def test_a_persistent_kernel_of_the_executed_entry_is_tried(
     assert found == {702.4: [FAST], 800.0: [evaluator.right]}
 
 
+@pytest.mark.parametrize(("us", "stays"), [(700.0, True), (730.0, False)])
+def test_what_the_entry_beats_by_more_than_near_goes(
+    us: float, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry takes 690 us, and nothing is found that is faster. Of another spec it stays."""
+    monkeypatch.setattr(program, "run_now", lambda _: made_run("b-estimated"))
+    monkeypatch.setattr(program, "candidates", lambda *_: ())
+    (held,) = chosen()
+    held = replace(held, result=replace(held.result, median_us=us))
+    table = made_table(made_entry(bucket=BUCKETS[1], median_us=690.0))
+    table = table.of([*table.entries, held])
+    found = program.choose(table, Evaluator())  # type: ignore[arg-type]
+    assert bool(found.executed) == stays
+    other = program.choose(table, Evaluator(), specs="bwd_*")  # type: ignore[arg-type]
+    assert other.executed == table.executed
+
+
 def test_a_kernel_that_serves_another_bucket_keeps_its_versions_of_triton(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
