@@ -116,15 +116,18 @@ def faster(
 
 def handed_out(entries: Sequence[Entry], evaluator: OfflineEvaluator, run: Run) -> Iterator[Entry]:
     """For each of the entries of a forward that a persistent kernel of their tiles beats by more
-    than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much as tiles.
+    than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much as tiles. Those
+    that spill, as over pages, are left out.
     """
     spec, gpu = entries[0].spec, evaluator.gpu
     tiles = dict.fromkeys(replace(entry.config, persistent=True) for entry in entries)
-    found = [
+    legal = [
         config
         for config in tiles
         if SCHEDULES[config.schedule].hands_out and why_illegal(spec, config, gpu) is None
     ]
+    built = evaluator.evaluate("compile", spec, entries[0].problem, legal)
+    found = [outcome.config for outcome in built if outcome.ok and not outcome.shortcomings]
     beaten = []
     for entry in entries:
         us = entry.result.median_us
