@@ -284,8 +284,7 @@ fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 125.7
 fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 177.28 303.95 321.37 346.33
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1 4009.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 387.76 1105.1 2067.4
-fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 300.3
-fwd_fp16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 236.26
+fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 95.301 236.26
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 822.41 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
 fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
@@ -343,7 +342,6 @@ fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 96.842 248.11 841.47 1536
 fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1099.3 2098.5
 fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 161.49 441.39 1580.2 3101.1
-fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 130.66
 fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
@@ -366,8 +364,7 @@ fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 127.25 319
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143.54 305.91 810.47
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
-bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 309.73
-bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
+bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma 566.12 1480.7
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma 518.3 1475.8
 bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
@@ -383,10 +380,9 @@ bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 501.08 1
 bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 544.68 1457.9
 bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma 485.95 1465.7
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 511.18 1530.9
-bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
+bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
-bwd_dq_bf16_d64_varlen 1 br192_bc64_w12_s2_hopper_tma 232.77
-bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 406.27 1033.9
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
 bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
@@ -403,7 +399,7 @@ bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_lpt 350.15 928.0
 bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 330.84 926.69
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 413.16 1079.5
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.91 1140.1
-bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
+bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 174.33 455.48 1591.9 3108.5
