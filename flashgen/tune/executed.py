@@ -116,15 +116,18 @@ def faster(
 
 def handed_out(entries: Sequence[Entry], evaluator: OfflineEvaluator, run: Run) -> Iterator[Entry]:
     """For each of the entries of a forward that a persistent kernel of their tiles beats by more
-    than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much as tiles.
+    than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much as tiles. Those
+    that spill, as over pages, are left out.
     """
     spec, gpu = entries[0].spec, evaluator.gpu
     tiles = dict.fromkeys(replace(entry.config, persistent=True) for entry in entries)
-    found = [
+    legal = [
         config
         for config in tiles
         if SCHEDULES[config.schedule].hands_out and why_illegal(spec, config, gpu) is None
     ]
+    built = evaluator.evaluate("compile", spec, entries[0].problem, legal)
+    found = [outcome.config for outcome in built if outcome.ok and not outcome.shortcomings]
     beaten = []
     for entry in entries:
         us = entry.result.median_us
@@ -235,9 +238,11 @@ def choose(
     table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = (), specs: str = "*"
 ) -> Table:
     """The table with its executed entries chosen anew, of specs whose names match; others are the
-    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton.
+    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton. What
+    the table's entry beats by more than NEAR goes.
     """
     on_chip = measured_on_chip(table.gpu, [table, *others])
+    known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
     run = run_now(evaluator)
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
@@ -247,6 +252,7 @@ def choose(
             continue
         measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
+        table = without_beaten(table, estimated)
         for entry in as_measured(estimated, measured, evaluator, run):
             now = table.executed_for(*entry.key)
             if now is None or (now.result.median_us or 0.0) > (entry.result.median_us or 0.0):
@@ -262,12 +268,25 @@ def choose(
             serving = {entry.key: entry for entry in (*held, *mine)}
             mine += handed_out(list(serving.values()), evaluator, run)
         chosen += mine
-    known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
     for entry in chosen:
         before = known.get((entry.spec, entry.config, entry.evidence.digest), ())
         tritons = tuple(dict.fromkeys((*before, *entry.tritons)))
         table = table.with_entry(replace(entry, tritons=tritons), run)
     return table
+
+
+def without_beaten(table: Table, entries: Sequence[Entry]) -> Table:
+    """The table without the executed entries that these of the same spec and bucket beat by more
+    than NEAR, as those of an older model may be.
+    """
+    us = {entry.key: entry.result.median_us for entry in entries}
+
+    def beaten(executed: Entry) -> bool:
+        mine, theirs = executed.result.median_us, us.get(executed.key)
+        return mine is not None and theirs is not None and mine > theirs * (1 + NEAR)
+
+    kept = [entry for entry in table.executed if not beaten(entry)]
+    return table.of([*table.entries, *kept]).in_order()
 
 
 def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:

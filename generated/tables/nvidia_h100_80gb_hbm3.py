@@ -285,10 +285,9 @@ fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1 4009.7
 fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69
 fwd_bf16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_grp_pers 1058.7
 fwd_bf16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
-fwd_bf16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 300.3
-fwd_bf16_d64_causal_sink 16384 br192_bc128_w12_s2_hopper_tma_lpt 2397.4
-fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 357.82 1033.0 3839.4
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 485.76 565.75 1133.8
+fwd_bf16_d64_causal_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 1270.9 2397.4
+fwd_bf16_d64_causal_sink_varlen 1 br192_bc128_w12_s2_hopper_tma_lpt_pers 204.17 357.82 1033.0 3839.4
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br192_bc128_w12_s2_hopper_tma_lpt 565.75 1133.8
 fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
 fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 406.31
 fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1068.6 2610.0
@@ -311,7 +310,6 @@ fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 125.7
 fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 177.28 303.95 321.37 346.33
 fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1 4009.7
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69 1104.7 2084.7
-fwd_fp16_d64_causal_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt 300.3
 fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
@@ -376,6 +374,8 @@ fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 98.46 248.11 841.47 1536.5
 """,
     "3.7": """
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 159.6 438.49
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 174.75 441.65
 fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 127.37 239.8 732.7 2721.4
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 144.68 284.84 452.51 934.52
 fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
@@ -391,8 +391,7 @@ fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
 fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
-bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 309.73
-bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
+bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma 566.12 1480.7
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma 518.3 1475.8
 bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
@@ -407,10 +406,9 @@ bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 501.08 1
 bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 544.68 1457.9
 bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma 485.95 1465.7
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 511.18 1530.9
-bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
+bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
-bwd_dq_bf16_d64_varlen 1 br192_bc64_w12_s2_hopper_tma 232.77
-bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 406.27 1033.9
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
 bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
@@ -426,7 +424,7 @@ bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_lpt 350.15 928.0
 bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 330.84 926.69
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 413.16 1079.5
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.91 1140.1
-bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
+bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
 bwd_ds_bf16_d96 1024 br64_bc128_w8_s4_hopper_tma 1068.4 4108.0
 bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s2_hopper_tma 598.12 2088.7

@@ -101,15 +101,20 @@ def test_candidates_are_few_and_float16_takes_what_bfloat16_took() -> None:
     assert program.candidates(twin, table, chosen()) == (FAST,)
 
 
-@pytest.mark.parametrize("entry_us", [800.0, 720.0])
-def test_a_persistent_kernel_serves_what_it_beats_by_more_than_near(entry_us: float) -> None:
+@pytest.mark.parametrize(
+    ("entry_us", "spills", "taken"),
+    [(800.0, False, True), (720.0, False, False), (800.0, True, False)],
+)
+def test_a_persistent_kernel_serves_what_it_beats_by_more_than_near(
+    entry_us: float, spills: bool, taken: bool
+) -> None:
     """It takes 702.4 us: less than the entry, whose tile it has, but not by 4 % of 720."""
     (held,) = chosen()
     held = replace(held, result=replace(held.result, median_us=entry_us))
-    evaluator = Evaluator()
+    evaluator = Evaluator(spills)
     evaluator.right = replace(FAST, persistent=True)
     found = list(program.handed_out([held], evaluator, made_run("b")))  # type: ignore[arg-type]
-    assert [each.config for each in found] == [evaluator.right] * (entry_us == 800.0)
+    assert [each.config for each in found] == [evaluator.right] * taken
 
 
 def test_a_persistent_kernel_of_the_executed_entry_is_tried(
@@ -129,6 +134,23 @@ def test_a_persistent_kernel_of_the_executed_entry_is_tried(
         table = made_table(made_entry()).of([made_entry(bucket=BUCKETS[1]), held])
         found[us] = [e.config for e in program.choose(table, evaluator).executed]  # type: ignore[arg-type]
     assert found == {702.4: [FAST], 800.0: [evaluator.right]}
+
+
+@pytest.mark.parametrize(("us", "stays"), [(700.0, True), (730.0, False)])
+def test_what_the_entry_beats_by_more_than_near_goes(
+    us: float, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry takes 690 us, and nothing is found that is faster. Of another spec it stays."""
+    monkeypatch.setattr(program, "run_now", lambda _: made_run("b-estimated"))
+    monkeypatch.setattr(program, "candidates", lambda *_: ())
+    (held,) = chosen()
+    held = replace(held, result=replace(held.result, median_us=us))
+    table = made_table(made_entry(bucket=BUCKETS[1], median_us=690.0))
+    table = table.of([*table.entries, held])
+    found = program.choose(table, Evaluator())  # type: ignore[arg-type]
+    assert bool(found.executed) == stays
+    other = program.choose(table, Evaluator(), specs="bwd_*")  # type: ignore[arg-type]
+    assert other.executed == table.executed
 
 
 def test_a_kernel_that_serves_another_bucket_keeps_its_versions_of_triton(
