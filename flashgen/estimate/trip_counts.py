@@ -16,7 +16,12 @@ from itertools import pairwise
 from flashgen.errors import NoEstimate
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
-from flashgen.schedules.grid_rules import heads_together, splits_of, streamed
+from flashgen.schedules.grid_rules import (
+    gradient_heads_together,
+    heads_together,
+    splits_of,
+    streamed,
+)
 from flashgen.schedules.legality import DS_TILE
 from flashgen.schedules.numeric_class import SEGMENT, segments
 from flashgen.spec.attention import AttentionSpec
@@ -124,11 +129,24 @@ def _blocks(
         return _by_blocks(spec, config, problem, loops) * (problem.batch * heads)
     if by_keys:
         of_keys, heads = _by_keys(spec, config, problem, loops), problem.batch * problem.kv_heads
-        if spec.direction == "backward_ds":  # of all heads in turn
-            return [trips for trips in of_keys for _ in range(heads)]
+        if spec.direction == "backward_ds":
+            return _in_turn(of_keys, heads, heads)
+        if config.order == "grouped":
+            together = gradient_heads_together(problem.group, gpu.sms, by_keys=True)
+            return _in_turn(of_keys, heads, together)
         return of_keys * heads
     of_a_head = _by_rows(spec, config, problem, loops)
-    return _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
+    return _in_order(spec, config, problem, of_a_head, gpu)
+
+
+def _in_turn(of_a_head: Tiles, heads: int, together: int) -> Tiles:
+    """The first tiles of all heads of a run, then those after them; then those of the next run."""
+    return [
+        trips
+        for first in range(0, heads, together)
+        for trips in of_a_head
+        for _ in range(min(together, heads - first))
+    ]
 
 
 def _in_order(
@@ -136,7 +154,7 @@ def _in_order(
     config: KernelConfig,
     problem: Problem,
     of_a_head: list[tuple[int, ...]],
-    l2_bytes: int,
+    gpu: Gpu,
 ) -> list[tuple[int, ...]]:
     """The blocks of all heads, as the template's order has them; of_a_head in plain order."""
     heads = problem.batch * problem.heads
@@ -147,12 +165,10 @@ def _in_order(
         return (backwards + of_a_head) * (heads // 2) + backwards * (heads % 2)
     if config.order == "grouped":
         of_a_key = spec.element_bytes * (spec.head_dim + spec.head_dim_v)
-        together = heads_together(of_a_key, problem.seq_k, problem.group, l2_bytes)
-        found: list[tuple[int, ...]] = []
-        for first in range(0, heads, together):
-            run = min(together, heads - first)
-            found += [trips for trips in backwards for _ in range(run)]
-        return found
+        together = heads_together(of_a_key, problem.seq_k, problem.group, gpu.l2_bytes)
+        if spec.direction == "backward_dq":
+            together = gradient_heads_together(problem.group, gpu.sms, by_keys=False)
+        return _in_turn(backwards, heads, together)
     return of_a_head * heads
 
 

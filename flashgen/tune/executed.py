@@ -21,11 +21,10 @@ from itertools import groupby
 
 from flashgen import settings
 from flashgen.evaluate.offline import OfflineEvaluator
-from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Outcome
-from flashgen.schedules.space import legal_configs
+from flashgen.schedules.space import legal_configs, likely_order
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Bucket
 from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
@@ -57,12 +56,11 @@ def candidates(
         sibling = in_bfloat16(spec)
         held = [entry.config for entry in (*chosen, *table.executed) if entry.spec == sibling]
         return tuple(dict.fromkeys(config for config in held if not config.persistent))
-    order = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
     found = [
         config
         for config in legal_configs(spec, table.gpu, on_gpu=True)
         if config.specialized
-        and config.order == order
+        and config.order == likely_order(spec)
         and not (config.persistent or config.no_turns)
     ]
     return tuple(found[: SCHEDULES[found[0].schedule].admitted]) if found else ()
