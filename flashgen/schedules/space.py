@@ -140,7 +140,8 @@ _GPU_ORDERS: list[FieldChoice] = [
 @functools.cache
 def _grid(direction: Direction, rows_of_a_warp: int) -> tuple[KernelConfig, ...]:
     """All combinations but those that leave warps without a row of what a program owns."""
-    by_keys, orders = direction in BY_KEYS, _ordered(_orders(direction))
+    by_keys = direction in BY_KEYS
+    orders = _ordered(dict.fromkeys(("plain", _orders(direction)[-1])))
     found: list[KernelConfig] = []
     for owned, walked, way in itertools.product(textbook.BR, textbook.BC, WAYS):
         br, bc = (walked, owned) if by_keys else (owned, walked)
