@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from flashgen.errors import NoEstimate
 from flashgen.schedules.base import BY_KEYS
@@ -43,7 +43,7 @@ def grid(
 ) -> list[tuple[int, ...]]:
     """Trip counts of the main loops, in order of address, for each tile in launch order: one a
     block, unless the grid is persistent (dealt_out, handed_out). The GPU's SMs decide how a decode
-    is split, its L2 how order grouped runs.
+    is split, and how order grouped runs: of a forward, its L2.
 
     Raises NoEstimate for a number of loops that the template does not have, and for directions
     whose trip counts depend on the tensors.
@@ -60,10 +60,11 @@ def grid(
         raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
     if spec.direction == "backward_dbias":
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
+    sequences = sequences_of(spec, problem)
+    if config.order == "grouped" and spec.direction != "forward" and not spec.block_mask:
+        return _grouped(spec, config, sequences, gpu, loops)
     blocks = [
-        trips
-        for sequence in sequences_of(spec, problem)
-        for trips in _blocks(spec, config, sequence, gpu, loops)
+        trips for sequence in sequences for trips in _blocks(spec, config, sequence, gpu, loops)
     ]
     return [trips for trips in blocks for _ in range(config.v_parts)]
 
@@ -130,22 +131,49 @@ def _blocks(
     if by_keys:
         of_keys, heads = _by_keys(spec, config, problem, loops), problem.batch * problem.kv_heads
         if spec.direction == "backward_ds":
-            return _in_turn(of_keys, heads, heads)
-        if config.order == "grouped":
-            together = gradient_heads_together(problem.group, gpu.sms, by_keys=True)
-            return _in_turn(of_keys, heads, together)
+            return _in_turn([of_keys] * heads, heads)
         return of_keys * heads
     of_a_head = _by_rows(spec, config, problem, loops)
     return _in_order(spec, config, problem, of_a_head, gpu)
 
 
-def _in_turn(of_a_head: Tiles, heads: int, together: int) -> Tiles:
+def _in_turn(heads: Sequence[Tiles], together: int) -> Tiles:
     """The first tiles of all heads of a run, then those after them; then those of the next run."""
     return [
         trips
-        for first in range(0, heads, together)
-        for trips in of_a_head
-        for _ in range(min(together, heads - first))
+        for first in range(0, len(heads), together)
+        for nth in zip_longest(*heads[first : first + together])
+        for trips in nth
+        if trips is not None
+    ]
+
+
+def _grouped(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    sequences: Sequence[Problem],
+    gpu: Gpu,
+    loops: int,
+) -> Tiles:
+    """The blocks of a gradient in order grouped. Heads of several packed sequences share a run."""
+    by_keys, (first, *_) = spec.direction in BY_KEYS, sequences
+    together = gradient_heads_together(first.group, gpu.sms, by_keys=by_keys)
+    tiles_of = _by_keys if by_keys else _by_rows
+    heads = [
+        tiles_of(spec, config, each, loops)
+        for each in sequences
+        for _ in range(each.batch * (each.kv_heads if by_keys else each.heads))
+    ]
+    if by_keys:
+        return _in_turn(heads, together)
+    # The last tiles of the longest first: others have empty programs in their places.
+    longest = max(map(len, heads), default=0)
+    return [
+        heads[head][row]
+        for begin in range(0, len(heads), together)
+        for row in reversed(range(longest))
+        for head in range(begin, min(begin + together, len(heads)))
+        if row < len(heads[head])
     ]
 
 
@@ -166,9 +194,7 @@ def _in_order(
     if config.order == "grouped":
         of_a_key = spec.element_bytes * (spec.head_dim + spec.head_dim_v)
         together = heads_together(of_a_key, problem.seq_k, problem.group, gpu.l2_bytes)
-        if spec.direction == "backward_dq":
-            together = gradient_heads_together(problem.group, gpu.sms, by_keys=False)
-        return _in_turn(backwards, heads, together)
+        return _in_turn([backwards] * heads, together)
     return of_a_head * heads
 
 

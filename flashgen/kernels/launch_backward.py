@@ -230,5 +230,6 @@ def _heads_together(plan: Plan, call: Backward) -> int:
     (batch, heads, *_), kv_heads = call.q.shape, call.k.shape[1]
     packed, sms = call.features.sequences, order_limits(call.q.device).sms
     together = grid_rules.gradient_heads_together(heads // kv_heads, sms, by_keys=plan.by_keys)
-    # The kernel multiplies it by tiles, in 32 bits.
-    return min(together, (batch if packed is None else packed.count) * heads)
+    batch = batch if packed is None else packed.count
+    # The kernel multiplies it by tiles, in 32 bits: no more than there are programs.
+    return min(together, batch * (kv_heads if plan.by_keys else heads))

@@ -100,7 +100,7 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
 
     @property
     def takes_heads(self) -> bool:
-        """Whether the number of heads is an argument of the kernel, because its grid does not
+        """Whether the number of heads is an argument of a forward, because its grid does not
         tell.
         """
         return self.persistent or self.order == "grouped"

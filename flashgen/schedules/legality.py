@@ -87,7 +87,9 @@ ORDERS_OF: Mapping[Direction, tuple[Order, ...]] = {
     "backward_dkv": ("grouped",),
     "backward_fused": ("grouped",),
 }
-"""Orders besides plain, in which a head begins with its longest tile where programs own keys."""
+"""Orders besides plain, which under a mask begins with a head's longest tile where programs own
+keys, and with its shortest where they own rows.
+"""
 DS_TILE = 128
 """Rows and keys of a tile of dS, of which all is written where any is seen."""
 

@@ -116,8 +116,8 @@ def _rows_of_a_warp(spec: AttentionSpec) -> int:
 
 
 def _orders(direction: Direction) -> tuple[Order, ...]:
-    """Those that an estimate ranks, the best under a causal mask last: of a forward, not those that
-    pay by the L2.
+    """Those that an estimate ranks: plain, then others, the likeliest under a causal mask last. Not
+    those of a forward that pay by the L2.
     """
     has = ORDERS_OF.get(direction, ())
     return ("plain", *(has[:1] if direction == "forward" else has))
@@ -173,7 +173,7 @@ OWN_TILES = tuple(each for each in SCHEDULES.values() if each.gluon or each.role
 
 @functools.cache
 def _own_grid(schedule: Schedule[Any], direction: Direction) -> tuple[KernelConfig, ...]:
-    """A schedule in its own tiles, ways and orders, the longest tiles of Q first where causal:
+    """A schedule in its own tiles, ways and orders, the longest tiles first where causal:
     first a tile a program, then the others.
     """
     tiles, ways = schedule.tiles.get(direction, ()), schedule.ways.get(direction, ({},))

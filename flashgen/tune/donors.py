@@ -65,7 +65,8 @@ class Donors:
         those for this bucket before others; GPUs of the same architecture before others, measured
         entries before others.
         Then up to ALIKE configs that they chose for specs that are alike. Last, without a GPU, the
-        same tiles in another order where blocks have about the same work, and of gradients.
+        same tiles in another order: under windows and chunks, where blocks have about the same
+        work, and of causal gradients.
 
         on_gpu: also kernels that only an entry may have that ran. Without a GPU the runners-up of
         their entries stand in for them.

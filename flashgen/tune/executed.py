@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.metadata import version
-from itertools import groupby
+from itertools import chain, groupby
 
 from flashgen import settings
 from flashgen.evaluate.offline import OfflineEvaluator
+from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Outcome
@@ -50,20 +51,21 @@ def candidates(
     spec: AttentionSpec, table: Table, chosen: Sequence[Entry]
 ) -> tuple[KernelConfig, ...]:
     """The likely configs of the GPU's specialized schedule, one tile a program, the longest tiles
-    first where causal: no estimate tells the other orders. float16 takes what bfloat16 took.
+    first where causal, of gradients within a head and over heads: no estimate tells the other
+    orders. float16 takes what bfloat16 took.
     """
     if spec.dtype == "float16":
         sibling = in_bfloat16(spec)
         held = [entry.config for entry in (*chosen, *table.executed) if entry.spec == sibling]
         return tuple(dict.fromkeys(config for config in held if not config.persistent))
-    found = [
-        config
-        for config in legal_configs(spec, table.gpu, on_gpu=True)
-        if config.specialized
-        and config.order == likely_order(spec)
-        and not (config.persistent or config.no_turns)
-    ]
-    return tuple(found[: SCHEDULES[found[0].schedule].admitted]) if found else ()
+    in_head = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
+    of_order: dict[str, list[KernelConfig]] = {likely_order(spec): [], in_head: []}
+    for config in legal_configs(spec, table.gpu, on_gpu=True):
+        simple = config.specialized and not (config.persistent or config.no_turns)
+        found = of_order.get(config.order) if simple else None
+        if found is not None and len(found) < SCHEDULES[config.schedule].admitted:
+            found.append(config)
+    return tuple(chain.from_iterable(of_order.values()))
 
 
 def faster(

@@ -293,41 +293,29 @@ fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 """,
     "3.6 3.7 3.8": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
-bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 215.37 539.47 1862.8 3567.3
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
-bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
 bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
-bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 215.37 539.47 1862.8 3567.3
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
 bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49 2593.5 5123.2
-bwd_dq_bf16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1332.0 2532.9
 bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 233.75 790.15 3030.1 6017.9
-bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
 bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52 602.9 2309.4 4585.8
-bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 131.6 345.88 1207.5 2288.8
 bwd_dq_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
 bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
 bwd_dq_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
-bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 121.18 348.08 1236.1 2285.6
 bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49 2593.5 5123.2
-bwd_dq_fp16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1332.0 2532.9
 bwd_dq_fp16_d96 1 br128_bc128_w8_s2_hopper_tma 233.75 790.15 3030.1 6017.9
 bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
 bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52 602.9 2309.4 4585.8
-bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 131.6 345.88 1207.5 2288.8
 bwd_dq_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
 bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
 bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
@@ -366,35 +354,47 @@ fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
 bwd_dkv_bf16_d64_varlen 1 br64_bc128_w8_s2_hopper_tma 309.73
-bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5 3550.6
+bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86
+bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1713.9
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma 566.12 1480.7
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma 518.3 1475.8
-bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
-bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma 1724.9 1724.9
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma 1553.1 3232.9
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 489.71 1288.7
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s4_hopper_tma 425.94 1274.0
-bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma 550.8 1883.6
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 413.56 1496.3 5405.6
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.6
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1439.6 3123.9
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 413.66 1257.8
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma_grp 533.71 1886.3
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 507.3 1772.5
+bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
 bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 486.87 1766.7
 bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 562.53 1907.7
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 501.08 1807.4
 bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 544.68 1457.9
 bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma 485.95 1465.7
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 511.18 1530.9
+bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5 3550.6
 bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma 327.86 394.92 1830.2
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
 bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
 bwd_dq_bf16_d64_varlen 1 br192_bc64_w12_s2_hopper_tma 232.77
-bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
+bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74 1314.9 2538.0
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1263.6
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 406.27 1033.9
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 1137.3 1137.3
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1050.7 2364.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 347.37 919.56
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.34 933.92
-bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s2_hopper_tma_lpt 359.49 1275.8
-bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 340.34 1167.8
+bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
+bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23 334.02 1170.0 2288.4
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 333.17 1102.3 3978.4
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_grp 1102.6 1102.2
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1037.2 2347.8
+bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 333.92 901.32
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 334.89 927.01
+bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s2_hopper_tma_grp 338.41 1212.5
+bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 332.48 1133.5
+bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 115.28 323.02 1160.0 2280.0
 bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 327.72 1129.3
 bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 405.03 1419.4
 bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 388.11 1308.0
@@ -402,7 +402,9 @@ bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_lpt 350.15 928.0
 bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 330.84 926.69
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 413.16 1079.5
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.91 1140.1
+bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74 1314.9 2538.0
 bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt 240.58 288.05 1263.3
+bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23 334.02 1170.0 2288.4
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 174.33 455.48 1591.9 3108.5
