@@ -125,7 +125,8 @@ def table_of(gpu: Gpu) -> Table:
 def rivals(spec: AttentionSpec, gpu: Gpu, seq: int) -> list[KernelConfig]:
     """What a search on this GPU has to beat: the executed entry, the entry, the default."""
     table, bucket = table_of(gpu), bucket_of(seq)
-    entries = (table.executed_for(spec, bucket), table.find(spec, bucket))
+    executed = [entry for entry in table.executed if entry.key == (spec, bucket)]
+    entries = (*executed, table.find(spec, bucket))
     configs = [entry.config for entry in entries if entry] + [tuned_default(spec, gpu)]
     return [config for config in configs if why_illegal(spec, config, gpu) is None]
 

@@ -116,15 +116,18 @@ def faster(
 
 def handed_out(entries: Sequence[Entry], evaluator: OfflineEvaluator, run: Run) -> Iterator[Entry]:
     """For each of the entries of a forward that a persistent kernel of their tiles beats by more
-    than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much as tiles.
+    than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much as tiles. Those
+    that spill, as over pages, are left out.
     """
     spec, gpu = entries[0].spec, evaluator.gpu
     tiles = dict.fromkeys(replace(entry.config, persistent=True) for entry in entries)
-    found = [
+    legal = [
         config
         for config in tiles
         if SCHEDULES[config.schedule].hands_out and why_illegal(spec, config, gpu) is None
     ]
+    built = evaluator.evaluate("compile", spec, entries[0].problem, legal)
+    found = [outcome.config for outcome in built if outcome.ok and not outcome.shortcomings]
     beaten = []
     for entry in entries:
         us = entry.result.median_us
@@ -235,10 +238,13 @@ def choose(
     table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = (), specs: str = "*"
 ) -> Table:
     """The table with its executed entries chosen anew, of specs whose names match; others are the
-    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton.
+    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton, and
+    one that another takes the place of goes on under those that this was not executed with. What
+    the table's entry beats by more than NEAR goes.
     """
     on_chip = measured_on_chip(table.gpu, [table, *others])
-    run = run_now(evaluator)
+    known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
+    run, here = run_now(evaluator), settings.compiling_triton()
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
@@ -247,8 +253,9 @@ def choose(
             continue
         measured = {b: c for (s, b), c in on_chip.items() if s == in_bfloat16(spec)}
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
+        table = without_beaten(table, estimated)
         for entry in as_measured(estimated, measured, evaluator, run):
-            now = table.executed_for(*entry.key)
+            now = table.executed_for(*entry.key, here)
             if now is None or (now.result.median_us or 0.0) > (entry.result.median_us or 0.0):
                 mine.append(entry)
         entries = [entry for entry in entries if entry.bucket not in measured]
@@ -258,11 +265,10 @@ def choose(
             if of_source:
                 mine += better(of_source, found, evaluator, run)
         if spec.direction == "forward" and estimated:
-            held = [table.executed_for(*entry.key) or entry for entry in estimated]
+            held = [table.serving(*entry.key, here) or entry for entry in estimated]
             serving = {entry.key: entry for entry in (*held, *mine)}
             mine += handed_out(list(serving.values()), evaluator, run)
         chosen += mine
-    known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
     for entry in chosen:
         before = known.get((entry.spec, entry.config, entry.evidence.digest), ())
         tritons = tuple(dict.fromkeys((*before, *entry.tritons)))
@@ -270,9 +276,23 @@ def choose(
     return table
 
 
+def without_beaten(table: Table, entries: Sequence[Entry]) -> Table:
+    """The table without the executed entries that these of the same spec and bucket beat by more
+    than NEAR, as those of an older model may be.
+    """
+    us = {entry.key: entry.result.median_us for entry in entries}
+
+    def beaten(executed: Entry) -> bool:
+        mine, theirs = executed.result.median_us, us.get(executed.key)
+        return mine is not None and theirs is not None and mine > theirs * (1 + NEAR)
+
+    kept = [entry for entry in table.executed if not beaten(entry)]
+    return table.of([*table.entries, *kept]).in_order()
+
+
 def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
     """The table with the installed Triton among the versions of each executed entry that holds, of
-    specs whose names match.
+    specs whose names match; of several for a bucket, of the latest chosen.
     """
     here, kept = settings.compiling_triton(), list(table.entries)
     for spec, group in groupby(table.executed, key=lambda entry: entry.spec):
@@ -280,29 +300,39 @@ def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
         if not fnmatchcase(spec.name, specs):
             kept += entries
             continue
-        holds = True
+        held = set[KernelConfig]()
         for config in dict.fromkeys(entry.config for entry in entries):
-            for stage in ("compile", "check"):
-                (found,) = evaluator.evaluate(stage, spec, entries[0].problem, [config])
-                timed = entries[0].result.source == "estimated"
-                spills = stage == "compile" and timed and bool(found.shortcomings)
-                if not found.ok or spills:
-                    holds = False
-                    why = found.detail if not found.ok else "its loops spill, or overlap too little"
-                    print(
-                        f"{spec.name} {config.label}: {stage} {found.status} {why[:300]}",
-                        flush=True,
-                    )
-        for entry in entries:
-            others = [each for each in entry.tritons if each != here]
-            versions = sorted([*others, here] if holds else others, key=_number)
+            if why := _why_it_does_not_hold(entries[0], config, evaluator):
+                print(f"{spec.name} {config.label}: {why}", flush=True)
+            else:
+                held.add(config)
+        taken = set[Bucket]()
+        for entry in sorted(entries, key=lambda entry: entry.evidence.run or "", reverse=True):
+            versions = [each for each in entry.tritons if each != here]
+            if entry.config in held and entry.bucket not in taken:
+                taken.add(entry.bucket)
+                versions = sorted([*versions, here], key=_number)
             if versions:
                 kept.append(replace(entry, tritons=tuple(versions)))
         print(
-            f"{spec.name}: {'holds' if holds else 'does not hold'} with Triton {version('triton')}",
+            f"{spec.name}: {len(held)} of {len({e.config for e in entries})} kernels hold "
+            f"with Triton {version('triton')}",
             flush=True,
         )
-    return table.of(kept)
+    return table.of(kept).in_order()
+
+
+def _why_it_does_not_hold(
+    entry: Entry, config: KernelConfig, evaluator: OfflineEvaluator
+) -> str | None:
+    for stage in ("compile", "check"):
+        (found,) = evaluator.evaluate(stage, entry.spec, entry.problem, [config])
+        if not found.ok:
+            return f"{stage} {found.status} {found.detail[:300]}"
+        timed = entry.result.source == "estimated"
+        if stage == "compile" and timed and found.shortcomings:
+            return "its loops spill, or overlap too little"
+    return None
 
 
 def _number(triton: str) -> list[int]:

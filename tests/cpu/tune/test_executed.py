@@ -17,7 +17,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.tune import executed as program
 from tests.makers import make_config
-from tests.tables import DIGEST, SPEC, made_entry, made_run, made_table
+from tests.tables import DIGEST, SPEC, made_entry, made_run, made_table, with_evidence
 
 FAST, WRONG = (
     make_config(br, 128, num_warps=br // 16, schedule="hopper", loads="descriptor")
@@ -32,12 +32,15 @@ class Evaluator:
         self.spills, self.wrong_us = spills, wrong_us
         self.right, self.gpu = FAST, TARGETS["nvidia_h200"]
 
+    def is_right(self, config: KernelConfig) -> bool:
+        return config == self.right
+
     def evaluate(
         self, stage: str, spec: Any, problem: Any, configs: Sequence[KernelConfig]
     ) -> Iterator[Any]:
         for config in configs:
             us = self.wrong_us if config == WRONG else 0.05 * problem.seq_k + 600
-            ok = stage != "check" or config == self.right
+            ok = stage != "check" or self.is_right(config)
             yield SimpleNamespace(
                 config=config, ok=ok, status=Status.OK if ok else Status.WRONG,
                 detail="" if ok else "7 floors",
@@ -101,15 +104,20 @@ def test_candidates_are_few_and_float16_takes_what_bfloat16_took() -> None:
     assert program.candidates(twin, table, chosen()) == (FAST,)
 
 
-@pytest.mark.parametrize("entry_us", [800.0, 720.0])
-def test_a_persistent_kernel_serves_what_it_beats_by_more_than_near(entry_us: float) -> None:
+@pytest.mark.parametrize(
+    ("entry_us", "spills", "taken"),
+    [(800.0, False, True), (720.0, False, False), (800.0, True, False)],
+)
+def test_a_persistent_kernel_serves_what_it_beats_by_more_than_near(
+    entry_us: float, spills: bool, taken: bool
+) -> None:
     """It takes 702.4 us: less than the entry, whose tile it has, but not by 4 % of 720."""
     (held,) = chosen()
     held = replace(held, result=replace(held.result, median_us=entry_us))
-    evaluator = Evaluator()
+    evaluator = Evaluator(spills)
     evaluator.right = replace(FAST, persistent=True)
     found = list(program.handed_out([held], evaluator, made_run("b")))  # type: ignore[arg-type]
-    assert [each.config for each in found] == [evaluator.right] * (entry_us == 800.0)
+    assert [each.config for each in found] == [evaluator.right] * taken
 
 
 def test_a_persistent_kernel_of_the_executed_entry_is_tried(
@@ -131,6 +139,23 @@ def test_a_persistent_kernel_of_the_executed_entry_is_tried(
     assert found == {702.4: [FAST], 800.0: [evaluator.right]}
 
 
+@pytest.mark.parametrize(("us", "stays"), [(700.0, True), (730.0, False)])
+def test_what_the_entry_beats_by_more_than_near_goes(
+    us: float, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry takes 690 us, and nothing is found that is faster. Of another spec it stays."""
+    monkeypatch.setattr(program, "run_now", lambda _: made_run("b-estimated"))
+    monkeypatch.setattr(program, "candidates", lambda *_: ())
+    (held,) = chosen()
+    held = replace(held, result=replace(held.result, median_us=us))
+    table = made_table(made_entry(bucket=BUCKETS[1], median_us=690.0))
+    table = table.of([*table.entries, held])
+    found = program.choose(table, Evaluator())  # type: ignore[arg-type]
+    assert bool(found.executed) == stays
+    other = program.choose(table, Evaluator(), specs="bwd_*")  # type: ignore[arg-type]
+    assert other.executed == table.executed
+
+
 def test_a_kernel_that_serves_another_bucket_keeps_its_versions_of_triton(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -146,7 +171,7 @@ def test_a_kernel_that_serves_another_bucket_keeps_its_versions_of_triton(
     ):
         had = replace(older, evidence=replace(older.evidence, digest=digest))
         table = program.choose(made_table(made_entry()).of([*entries, had]), Evaluator())  # type: ignore[arg-type]
-        found = table.executed_for(SPEC, BUCKETS[1])
+        found = table.executed_for(SPEC, BUCKETS[1], "3.7")
         assert found is not None
         assert found.tritons == tritons
 
@@ -163,6 +188,23 @@ def test_a_triton_is_admitted_where_a_kernel_holds(
     other = program.admit(table, Evaluator(spills), "bwd_*")  # type: ignore[arg-type]
     assert [each.tritons for each in other.executed] == [("3.7",)]
     assert after.entries == table.entries
+
+
+def test_of_two_for_a_bucket_the_latest_chosen_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "compiling_triton", lambda: "3.8")
+    old = replace(chosen()[0], tritons=("3.6", "3.8"))
+    new = with_evidence(
+        replace(old, config=replace(FAST, order="grouped"), tritons=("3.7",)), run="c"
+    )
+    table = made_table(made_entry()).of([made_entry(), old, new])
+    for right, found in (
+        ({old.config, new.config}, {("3.6",): old.config, ("3.7", "3.8"): new.config}),
+        ({old.config}, {("3.6", "3.8"): old.config, ("3.7",): new.config}),
+    ):
+        evaluator = Evaluator()
+        monkeypatch.setattr(evaluator, "is_right", lambda config, right=right: config in right)
+        after = program.admit(table, evaluator)  # type: ignore[arg-type]
+        assert {each.tritons: each.config for each in after.executed} == found
 
 
 class Counting:
