@@ -90,10 +90,7 @@ def shipped(cell: Cell, gpu: Gpu, triton_version: str = "") -> Kernels:
     parts = ("backward_dkv", "backward_dq") if direction == "backward" else (direction,)
     for part in parts:
         spec = spec_of(part, *sizes)  # type: ignore[arg-type]  # a direction is one of a spec
-        stands = held.executed_for(spec, BUCKETS[-1])
-        entry = held.find(spec, BUCKETS[-1])
-        if stands is not None and stands.serves_under(triton_version):
-            entry = stands
+        entry = held.serving(spec, BUCKETS[-1], triton_version)
         if entry is None:
             return []
         found.append((spec, entry.config))

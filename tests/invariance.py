@@ -21,6 +21,7 @@ from flashgen.runtime.varlen import attention_varlen
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_config, default_configs
+from flashgen.schedules.space import likely_order
 from flashgen.spec.attention import AttentionSpec
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -417,8 +418,7 @@ def free_choices(seed: int) -> Callable[[AttentionSpec], tuple[KernelConfig, ...
             return (first,)
         side = "bc" if spec.direction in BY_KEYS else "br"
         owned = drawn.choice((64, 128))
-        ordered = spec.causal and spec.direction in ("forward", "backward_dq")
-        order = drawn.choice(("plain", "longest_first")) if ordered else "plain"
+        order = drawn.choice(("plain", likely_order(spec)))
         found = replace(first, num_warps=owned // 16, order=order, **{side: owned})  # type: ignore[arg-type]
         return (found, first)
 

@@ -183,9 +183,7 @@ def decided(
     """The table after one round, which changes nothing where a measured entry stays."""
     spec, problem, gpu = finals[0].spec, finals[0].problem, table.gpu
     key = (spec, bucket_of(problem.seq_k))
-    held, executed = table.find(*key), table.executed_for(*key)
-    if executed and executed.serves_under(run.triton):
-        held = executed
+    held = table.serving(*key, run.triton)
     default = tuned_default(spec, gpu)
     order = by_loss(finals)
     timed = {each.config: each for each in order}

@@ -25,7 +25,7 @@ from flashgen.schedules.config import KernelConfig, config_of
 from flashgen.schedules.defaults import default_config, default_spec
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Outcome
-from flashgen.schedules.space import legal_configs, seed_configs, tuned_default
+from flashgen.schedules.space import legal_configs, likely_order, seed_configs, tuned_default
 from flashgen.search.decide import median_us
 from flashgen.spec.attention import AttentionSpec, spec_of
 from flashgen.spec.gpu import Gpu
@@ -83,7 +83,7 @@ class Experiment:
 
 
 def ways(spec: AttentionSpec, gpu: Gpu) -> list[KernelConfig]:
-    """A legal config of each way of our own schedules, in the order of tiles that suits the mask:
+    """A legal config of each way of our own schedules, in the orders of tiles that suit the mask:
     the tile that the table has, if it is legal, else the likeliest.
     """
     held = {_sizes(entry.config) for entry in table_of(gpu).everything if entry.spec == spec}
@@ -92,11 +92,11 @@ def ways(spec: AttentionSpec, gpu: Gpu) -> list[KernelConfig]:
     def far(config: KernelConfig) -> tuple[bool, bool]:
         return _sizes(config) not in held, _sizes(config)[:3] not in tiles
 
-    late = spec.causal and spec.direction not in BY_KEYS
+    orders = {"longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"}
+    orders.add(likely_order(spec))  # of gradients under a mask, two
     found: dict[tuple[Any, ...], KernelConfig] = {}
     for config in sorted(legal(spec, gpu), key=far):
-        own = config.schedule in OWN_SCHEDULES and config.order in ("plain", "longest_first")
-        if own and (config.order == "longest_first") == late:
+        if config.schedule in OWN_SCHEDULES and config.order in orders:
             found.setdefault(_way(config), config)
     return list(found.values())
 
@@ -125,7 +125,8 @@ def table_of(gpu: Gpu) -> Table:
 def rivals(spec: AttentionSpec, gpu: Gpu, seq: int) -> list[KernelConfig]:
     """What a search on this GPU has to beat: the executed entry, the entry, the default."""
     table, bucket = table_of(gpu), bucket_of(seq)
-    entries = (table.executed_for(spec, bucket), table.find(spec, bucket))
+    executed = [entry for entry in table.executed if entry.key == (spec, bucket)]
+    entries = (*executed, table.find(spec, bucket))
     configs = [entry.config for entry in entries if entry] + [tuned_default(spec, gpu)]
     return [config for config in configs if why_illegal(spec, config, gpu) is None]
 

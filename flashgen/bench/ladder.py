@@ -35,11 +35,12 @@ from flashgen.runtime.launcher import Launcher, LaunchPlan
 from flashgen.runtime.resolver import Resolver
 from flashgen.runtime.selection import Served, relatives
 from flashgen.runtime.ways import PAIR, WAYS, ChosenWay, Way, slots_of
-from flashgen.schedules.base import BY_KEYS, Loads, Order
+from flashgen.schedules.base import Loads, Order
 from flashgen.schedules.config import SCHEDULES, KernelConfig, kernel_name
 from flashgen.schedules.defaults import default_config
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Outcome
+from flashgen.schedules.space import likely_order
 from flashgen.search.decide import median_us
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
@@ -49,8 +50,8 @@ from flashgen.spec.vocabulary import Direction
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step: the fields of its configs that it fixes. order None: longest first with a causal
-    mask, if the direction has it. directions: of the kernels that it fixes.
+    """One step: the fields of its configs that it fixes. order None: the likeliest. directions: of
+    the kernels that it fixes.
     """
 
     name: str
@@ -66,11 +67,7 @@ class Step:
 
     def order_of(self, spec: AttentionSpec) -> Order:
         """The order of the step's config for a spec."""
-        if spec.direction in BY_KEYS:
-            return "plain"
-        if self.order is None:
-            return "longest_first" if spec.causal else "plain"
-        return self.order
+        return likely_order(spec) if self.order is None else self.order
 
     def schedule_of(self, spec: AttentionSpec) -> str:
         """The schedule of the step's config for a spec: dQ of dS has fa2 alone."""

@@ -11,12 +11,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from flashgen.errors import NoEstimate
 from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
-from flashgen.schedules.grid_rules import heads_together, splits_of, streamed
+from flashgen.schedules.grid_rules import (
+    gradient_heads_together,
+    heads_together,
+    splits_of,
+    streamed,
+)
 from flashgen.schedules.legality import DS_TILE
 from flashgen.schedules.numeric_class import SEGMENT, segments
 from flashgen.spec.attention import AttentionSpec
@@ -38,7 +43,7 @@ def grid(
 ) -> list[tuple[int, ...]]:
     """Trip counts of the main loops, in order of address, for each tile in launch order: one a
     block, unless the grid is persistent (dealt_out, handed_out). The GPU's SMs decide how a decode
-    is split, its L2 how order grouped runs.
+    is split, and how order grouped runs: of a forward, its L2.
 
     Raises NoEstimate for a number of loops that the template does not have, and for directions
     whose trip counts depend on the tensors.
@@ -55,10 +60,11 @@ def grid(
         raise NoEstimate(f"{loops} main loops were found in the SASS, the template has {has}")
     if spec.direction == "backward_dbias":
         raise NoEstimate("how often its loop turns depends on how the bias is broadcast")
+    sequences = sequences_of(spec, problem)
+    if config.order == "grouped" and spec.direction != "forward" and not spec.block_mask:
+        return _grouped(spec, config, sequences, gpu, loops)
     blocks = [
-        trips
-        for sequence in sequences_of(spec, problem)
-        for trips in _blocks(spec, config, sequence, gpu, loops)
+        trips for sequence in sequences for trips in _blocks(spec, config, sequence, gpu, loops)
     ]
     return [trips for trips in blocks for _ in range(config.v_parts)]
 
@@ -124,11 +130,51 @@ def _blocks(
         return _by_blocks(spec, config, problem, loops) * (problem.batch * heads)
     if by_keys:
         of_keys, heads = _by_keys(spec, config, problem, loops), problem.batch * problem.kv_heads
-        if spec.direction == "backward_ds":  # of all heads in turn
-            return [trips for trips in of_keys for _ in range(heads)]
+        if spec.direction == "backward_ds":
+            return _in_turn([of_keys] * heads, heads)
         return of_keys * heads
     of_a_head = _by_rows(spec, config, problem, loops)
-    return _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
+    return _in_order(spec, config, problem, of_a_head, gpu)
+
+
+def _in_turn(heads: Sequence[Tiles], together: int) -> Tiles:
+    """The first tiles of all heads of a run, then those after them; then those of the next run."""
+    return [
+        trips
+        for first in range(0, len(heads), together)
+        for nth in zip_longest(*heads[first : first + together])
+        for trips in nth
+        if trips is not None
+    ]
+
+
+def _grouped(
+    spec: AttentionSpec,
+    config: KernelConfig,
+    sequences: Sequence[Problem],
+    gpu: Gpu,
+    loops: int,
+) -> Tiles:
+    """The blocks of a gradient in order grouped. Heads of several packed sequences share a run."""
+    by_keys, (first, *_) = spec.direction in BY_KEYS, sequences
+    together = gradient_heads_together(first.group, gpu.sms, by_keys=by_keys)
+    tiles_of = _by_keys if by_keys else _by_rows
+    heads = [
+        tiles_of(spec, config, each, loops)
+        for each in sequences
+        for _ in range(each.batch * (each.kv_heads if by_keys else each.heads))
+    ]
+    if by_keys:
+        return _in_turn(heads, together)
+    # The last tiles of the longest first: others have empty programs in their places.
+    longest = max(map(len, heads), default=0)
+    return [
+        heads[head][row]
+        for begin in range(0, len(heads), together)
+        for row in reversed(range(longest))
+        for head in range(begin, min(begin + together, len(heads)))
+        if row < len(heads[head])
+    ]
 
 
 def _in_order(
@@ -136,7 +182,7 @@ def _in_order(
     config: KernelConfig,
     problem: Problem,
     of_a_head: list[tuple[int, ...]],
-    l2_bytes: int,
+    gpu: Gpu,
 ) -> list[tuple[int, ...]]:
     """The blocks of all heads, as the template's order has them; of_a_head in plain order."""
     heads = problem.batch * problem.heads
@@ -147,12 +193,8 @@ def _in_order(
         return (backwards + of_a_head) * (heads // 2) + backwards * (heads % 2)
     if config.order == "grouped":
         of_a_key = spec.element_bytes * (spec.head_dim + spec.head_dim_v)
-        together = heads_together(of_a_key, problem.seq_k, problem.group, l2_bytes)
-        found: list[tuple[int, ...]] = []
-        for first in range(0, heads, together):
-            run = min(together, heads - first)
-            found += [trips for trips in backwards for _ in range(run)]
-        return found
+        together = heads_together(of_a_key, problem.seq_k, problem.group, gpu.l2_bytes)
+        return _in_turn([backwards] * heads, together)
     return of_a_head * heads
 
 

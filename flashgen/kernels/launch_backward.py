@@ -23,7 +23,9 @@ from flashgen.kernels.arguments import (
     sizes,
 )
 from flashgen.kernels.descriptors import take_descriptors
+from flashgen.kernels.launch_forward import order_limits
 from flashgen.kernels.plan import KernelCall, Plan
+from flashgen.schedules import grid_rules
 from flashgen.schedules.config import SCHEDULES
 from flashgen.spec.vocabulary import padded
 
@@ -207,6 +209,8 @@ def backward_arguments(plan: Plan, call: Backward, **gradients: Tensor) -> Argum
         batch, heads, seq_q, _ = q.shape
         shape = (batch if packed is None else packed.count, heads, seq_q, k.shape[2])
         arguments |= feature_arguments(call.features, shape, q.device, by_keys=plan.by_keys)
+    if plan.config.order == "grouped":
+        arguments["heads_together"] = _heads_together(plan, call)
     return arguments
 
 
@@ -219,3 +223,13 @@ def _blocks(plan: Plan, call: Backward) -> int:
         batches, longest = packed.count, max(1, packed.max_k if by_keys else packed.max_q)
     each = SCHEDULES[plan.config.schedule].blocks_of_a_tile(plan.spec)
     return batches * heads * -(-longest // tile) * each
+
+
+def _heads_together(plan: Plan, call: Backward) -> int:
+    """The heads to a run of order grouped."""
+    (batch, heads, *_), kv_heads = call.q.shape, call.k.shape[1]
+    packed, sms = call.features.sequences, order_limits(call.q.device).sms
+    together = grid_rules.gradient_heads_together(heads // kv_heads, sms, by_keys=plan.by_keys)
+    batch = batch if packed is None else packed.count
+    # The kernel multiplies it by tiles, in 32 bits: no more than there are programs.
+    return min(together, batch * (kv_heads if plan.by_keys else heads))

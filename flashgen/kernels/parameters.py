@@ -123,6 +123,8 @@ _TOTALS = (
     number("total_k", "rows and keys of all packed sequences, and of none; of pages, of one",
             may_pack, varlen),
 )
+_GROUPED = number("heads_together", "heads of a run, of order grouped",
+                  given=lambda s, c: c.order == "grouped")
 _SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive", first=True)
 
 
@@ -268,7 +270,7 @@ _DKV = (
     Parameter("scale_log2e", "fp32", "scale * log2(e)"),
     *_sizes("seq_k"),
     *_HEAD_DIMS,
-    *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
+    *_FEATURES, _GROUPED, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE,
     constant("HEAD_DIM", "", either(plain, packed_blocks)),
     _TRUE_DIMS[1],
@@ -285,12 +287,12 @@ _DQ = (
     Parameter("scale_log2e", "fp32", "its size * log2(e); the sign is in Q"),
     *_sizes("seq_q"),
     *_HEAD_DIMS,
-    *_FEATURES, *_SEQUENCES, *_BLOCK_MASK,
+    *_FEATURES, _GROUPED, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE,
     constant("HEAD_DIM", "", either(both(plain, pointer), packed_blocks)),
     constant("HEAD_DIM_V", "", both(plain, pointer)),
     *_PADDED,
-    constant("ORDER", "of the tiles of dQ: plain or longest_first"),
+    constant("ORDER", "of the tiles of dQ: plain, longest_first, grouped"),
     *_SWITCHES, _AHEAD, *_REGISTERS, *_OF_BLACKWELL,
 )
 _DQ_OF_DS = (

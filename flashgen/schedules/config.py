@@ -38,7 +38,7 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
     of flashgen.schedules describe them.
 
     Orders: plain; longest_first within a head; head_reversal, so in every second head, which puts a
-    long tile after a short one; grouped, longest first over heads whose K and V fit in L2 together.
+    long tile after a short one; grouped, longest first over the heads of a run (grid_rules.py).
 
     Args:
         br: rows of Q in a tile, in every direction.
@@ -47,7 +47,7 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
         num_stages: tiles of loads under way; of schedule hopper, the places of its rings.
         schedule: the order of products, exp2 and loads in the loop.
         loads: pointer, or descriptor (TMA).
-        order: the order in which tiles of Q are computed.
+        order: the order in which tiles of Q, or of K, are computed.
         persistent: as many programs as SMs, each with every n-th tile; in Gluon, the next left.
         head_dims: exact (known when compiling), or padded (arguments: serves all up to the spec's).
         v_parts: programs that share a tile of rows, each with a part of the columns of V and O.
@@ -100,7 +100,7 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
 
     @property
     def takes_heads(self) -> bool:
-        """Whether the number of heads is an argument of the kernel, because its grid does not
+        """Whether the number of heads is an argument of a forward, because its grid does not
         tell.
         """
         return self.persistent or self.order == "grouped"

@@ -7,8 +7,10 @@ run, and what it passes may still not fit once compiled, which compile/verdict.p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from flashgen.schedules import blackwell, decode, hopper
-from flashgen.schedules.base import BY_KEYS, FP8_DEPTH, MMA_SYNC, TENSOR_MEMORY, Bytes
+from flashgen.schedules.base import BY_KEYS, FP8_DEPTH, MMA_SYNC, TENSOR_MEMORY, Bytes, Order
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.numeric_class import why_other_class, why_other_products
 from flashgen.schedules.whole_rows import k_parts, o_parts, why_no_rows
@@ -78,8 +80,16 @@ def too_much_shared(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str 
     return None
 
 
-ORDERED: tuple[Direction, ...] = ("forward", "backward_dq", "backward_dq_of_ds")
-"""Directions whose programs own rows, and begin with the longest if they are told so."""
+ORDERS_OF: Mapping[Direction, tuple[Order, ...]] = {
+    "forward": ("longest_first", "head_reversal", "grouped"),
+    "backward_dq": ("longest_first", "grouped"),
+    "backward_dq_of_ds": ("longest_first",),
+    "backward_dkv": ("grouped",),
+    "backward_fused": ("grouped",),
+}
+"""Orders besides plain, which under a mask begins with a head's longest tile where programs own
+keys, and with its shortest where they own rows.
+"""
 DS_TILE = 128
 """Rows and keys of a tile of dS, of which all is written where any is seen."""
 
@@ -230,38 +240,47 @@ def _head_dims(spec: AttentionSpec, config: KernelConfig) -> str | None:
 
 
 def _order(spec: AttentionSpec, config: KernelConfig) -> str | None:
-    if config.order == "plain" and not config.persistent:
+    if config.order == "plain":
         return None
-    if config.order != "plain" and not spec.causal:
+    if not spec.causal:
         return f"order {config.order} needs a causal mask: without one all tiles are equally long"
-    if spec.block_mask and config.persistent:
+    has = ORDERS_OF.get(spec.direction, ())
+    if config.order not in has:
+        listed = ", ".join(("plain", *has))
+        return f"direction {spec.direction} has order {listed} alone: got {config.order}"
+    if spec.direction != "forward" or config.order == "longest_first":
+        return None
+    if spec.varlen:
+        return (
+            "varlen needs order plain or longest_first in a forward, because some tiles are empty: "
+            f"got {_order_of(config)}"
+        )
+    return _has_orders(config, f"order {config.order}")
+
+
+def _persistent(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    if not config.persistent:
+        return None
+    if spec.block_mask:
         return (
             "block_mask excludes persistent, which assigns tiles beforehand, because only its "
             f"lists say how long each takes: got {_order_of(config)}"
         )
-    dealt = config.persistent and not SCHEDULES[config.schedule].hands_out
-    if spec.varlen and (dealt or config.order in ("grouped", "head_reversal")):
+    if spec.varlen and not SCHEDULES[config.schedule].hands_out:
         return (
-            "varlen needs order plain or longest_first, and persistent only of schedules that hand "
-            f"tiles out, because some are empty: got {_order_of(config)} and {config.schedule}"
+            "varlen needs persistent of schedules that hand tiles out alone, because some are "
+            f"empty: got {_order_of(config)} and {config.schedule}"
         )
-    ways = [name for name, schedule in SCHEDULES.items() if schedule.orders]
-    has = spec.direction == "forward" and config.schedule in ways
-    for what, needed in (
-        (f"order {config.order}", config.order in ("head_reversal", "grouped")),
-        ("persistent", config.persistent),
-    ):
-        if needed and not has:
-            return (
-                f"{what} needs direction forward and schedule {', '.join(ways)}: "
-                f"got {spec.direction} and {config.schedule}"
-            )
-    if config.order != "plain" and spec.direction not in ORDERED:
-        return (
-            f"direction {spec.direction} has order plain alone, which begins with the longest: "
-            f"got {config.order}"
-        )
-    return None
+    if spec.direction != "forward":
+        return f"persistent needs direction forward: got {spec.direction}"
+    return _has_orders(config, "persistent")
+
+
+def _has_orders(config: KernelConfig, what: str) -> str | None:
+    if SCHEDULES[config.schedule].orders:
+        return None
+    ways = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.orders)
+    return f"{what} needs schedule {ways}: got {config.schedule}"
 
 
 def _order_of(config: KernelConfig) -> str:
@@ -366,6 +385,7 @@ _OF_TEMPLATES = (
     _head_dims,
     decode.why_not,
     _order,
+    _persistent,
     _fp8,
     _schedule,
     blackwell.why_no_exp2,

@@ -21,7 +21,7 @@ from flashgen.schedules.base import (
 )
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.defaults import default_configs, default_spec
-from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.legality import ORDERS_OF, why_illegal
 from flashgen.schedules.textbook import WAYS
 from flashgen.schedules.whole_rows import on_gpu as in_whole_rows
 from flashgen.schedules.whole_rows import why_no_rows
@@ -29,7 +29,6 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.vocabulary import DECODING, Direction, padded
 
-ORDERS: tuple[Order, ...] = ("plain", "longest_first")
 GPU_ORDERS: tuple[tuple[Order, bool], ...] = (
     ("grouped", False),
     ("grouped", True),
@@ -38,7 +37,7 @@ GPU_ORDERS: tuple[tuple[Order, bool], ...] = (
     ("head_reversal", True),
     ("plain", True),
 )
-"""Order, and whether the grid is persistent: tried where a GPU measures."""
+"""Order, and whether the grid is persistent: of a forward, tried where a GPU measures."""
 FIRST_OF_ROLES = 4
 """Of the tiles of a schedule in Gluon whose warps have roles, the first that are legal are tried
 first."""
@@ -87,9 +86,9 @@ def legal_configs(
                 if on_gpu or not schedule.roles
                 for config in _own_grid(schedule, spec.direction)
             ),
-            *in_parts(spec, _grid(spec.direction in BY_KEYS, _rows_of_a_warp(spec))),
+            *in_parts(spec, _grid(spec.direction, _rows_of_a_warp(spec))),
             *(
-                _few_registers(_grid(False, _rows_of_a_warp(spec)))
+                _few_registers(_grid("forward", _rows_of_a_warp(spec)))
                 if spec.direction == "forward"
                 else ()
             ),
@@ -116,6 +115,19 @@ def _rows_of_a_warp(spec: AttentionSpec) -> int:
     return 2 if wide else 8
 
 
+def _orders(direction: Direction) -> tuple[Order, ...]:
+    """Those that an estimate ranks: plain, then others, the likeliest under a causal mask last. Not
+    those of a forward that pay by the L2.
+    """
+    has = ORDERS_OF.get(direction, ())
+    return ("plain", *(has[:1] if direction == "forward" else has))
+
+
+def likely_order(spec: AttentionSpec) -> Order:
+    """The likeliest order."""
+    return _orders(spec.direction)[-1] if spec.causal else "plain"
+
+
 def _ordered(orders: Iterable[Order]) -> list[FieldChoice]:
     return [{"order": order} for order in orders]
 
@@ -126,14 +138,16 @@ _GPU_ORDERS: list[FieldChoice] = [
 
 
 @functools.cache
-def _grid(by_keys: bool, rows_of_a_warp: int) -> tuple[KernelConfig, ...]:
+def _grid(direction: Direction, rows_of_a_warp: int) -> tuple[KernelConfig, ...]:
     """All combinations but those that leave warps without a row of what a program owns."""
+    by_keys = direction in BY_KEYS
+    orders = _ordered(dict.fromkeys(("plain", _orders(direction)[-1])))
     found: list[KernelConfig] = []
     for owned, walked, way in itertools.product(textbook.BR, textbook.BC, WAYS):
         br, bc = (walked, owned) if by_keys else (owned, walked)
         warps = [each for each in textbook.NUM_WARPS if each <= owned // rows_of_a_warp]
         tiles = itertools.product((br,), (bc,), warps, textbook.NUM_STAGES)
-        found += _configs(tiles, [way], _ordered(ORDERS))
+        found += _configs(tiles, [way], orders)
     return tuple(found)
 
 
@@ -159,14 +173,17 @@ OWN_TILES = tuple(each for each in SCHEDULES.values() if each.gluon or each.role
 
 @functools.cache
 def _own_grid(schedule: Schedule[Any], direction: Direction) -> tuple[KernelConfig, ...]:
-    """A schedule in its own tiles, ways and orders, the longest tiles of Q first where causal:
+    """A schedule in its own tiles, ways and orders, the longest tiles first where causal:
     first a tile a program, then the others.
     """
     tiles, ways = schedule.tiles.get(direction, ()), schedule.ways.get(direction, ({},))
     own: list[FieldChoice] = [{"schedule": schedule.name, "loads": schedule.loads}]
     several = ways, schedule.gpu_ways.get(direction, ())
-    found = [c for each in several for c in _configs(tiles, own, each, _ordered(reversed(ORDERS)))]
-    return (*found, *(_configs(tiles, own, ways[:1], _GPU_ORDERS) if schedule.orders else ()))
+    orders = _ordered(reversed(_orders(direction)))
+    found = [c for each in several for c in _configs(tiles, own, each, orders)]
+    if direction == "forward" and schedule.orders:
+        found += _configs(tiles, own, ways[:1], _GPU_ORDERS)
+    return tuple(found)
 
 
 def measured_seeds(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
@@ -174,8 +191,7 @@ def measured_seeds(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     tile = textbook.MEASURED_TILES.get(gpu.arch, {}).get(padded(spec.head_dim))
     if tile is None or spec.direction != "forward":
         return ()
-    order: Order = "longest_first" if spec.causal else "plain"
-    found = _configs([tile], reversed(WAYS[:2]), _ordered([order]))
+    found = _configs([tile], reversed(WAYS[:2]), _ordered([likely_order(spec)]))
     return tuple(config for config in found if why_illegal(spec, config, gpu) is None)
 
 
@@ -196,8 +212,7 @@ def seed_configs(
         if rdna and spec.direction == "decode":
             known = (*in_parts(spec, _configs(decode.RDNA_TILES)), *known)
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
-    ordered = spec.causal and spec.direction in ("forward", "backward_dq")
-    order: Order = "longest_first" if ordered else "plain"
+    order = likely_order(spec)
     own = [
         (schedule, config)
         for schedule in OWN_TILES

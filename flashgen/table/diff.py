@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
@@ -109,10 +110,7 @@ def diff(old: Table, new: Table) -> Diff:
     """
     _demand_one_gpu((old, new), "compared")
     changes, unchanged = [], 0
-    all_before, all_after = (
-        {(*entry.key, bool(entry.tritons)): entry for entry in table.everything}
-        for table in (old, new)
-    )
+    all_before, all_after = map(_by_place, (old, new))
     for key in sorted(all_before | all_after, key=lambda key: (key[0].sort_key, key[1].low)):
         before, after = all_before.get(key), all_after.get(key)
         if before and after and _same(before, after):
@@ -223,6 +221,22 @@ def _wins(entry: Entry, run: Run | None, held: Entry, held_run: Run | None) -> b
         if _faster(held, entry):
             return False
     return (run.date if run else "") > (held_run.date if held_run else "")
+
+
+def _by_place(table: Table) -> dict[tuple[AttentionSpec, Bucket, int], Entry]:
+    """The entries by spec, bucket and place: 0 of the entry, then those that are executed, that of
+    the newest Triton first.
+    """
+    found: dict[tuple[AttentionSpec, Bucket, int], Entry] = {}
+    places: Counter[tuple[AttentionSpec, Bucket]] = Counter()
+    for entry in sorted(table.executed, key=_newest, reverse=True):
+        places[entry.key] += 1
+        found[(*entry.key, places[entry.key])] = entry
+    return {(*entry.key, 0): entry for entry in table.entries} | found
+
+
+def _newest(entry: Entry) -> tuple[int, ...]:
+    return max(tuple(map(int, triton.split("."))) for triton in entry.tritons)
 
 
 def _same(one: Entry, other: Entry) -> bool:

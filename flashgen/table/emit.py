@@ -153,11 +153,12 @@ def _table_text(table: Table) -> str:
     for entry, line in _lines(table.entries):
         lines.setdefault(entry.result.source, []).append(line)
     sources = sorted(lines.items(), key=lambda item: -STRENGTH[item[0]])
-    executed: dict[str, list[str]] = {}
-    for entry, line in _lines(table.executed):
-        executed.setdefault(" ".join(entry.tritons), []).append(line)
+    by_tritons: dict[str, list[Entry]] = {}
+    for entry in table.executed:
+        by_tritons.setdefault(" ".join(entry.tritons), []).append(entry)
+    executed = [(key, [line for _, line in _lines(held)]) for key, held in by_tritons.items()]
     return render_text(
-        "table.py.jinja", arch=table.gpu.arch, sources=sources, executed=sorted(executed.items())
+        "table.py.jinja", arch=table.gpu.arch, sources=sources, executed=sorted(executed)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from flashgen.errors import InvalidArgument
@@ -28,7 +28,8 @@ class Table:
         gpu: the GPU.
         runs: the tuning runs.
         entries: what was chosen.
-        executed: entries that serve in place of others under the versions of Triton that they name.
+        executed: entries that serve in place of others under the versions of Triton that they name;
+            of one spec and bucket no two name the same.
 
     Examples:
         >>> from flashgen import paths
@@ -71,20 +72,21 @@ class Table:
         """The entry of exactly this spec and bucket; with a config, the executed one that has it
         before others.
         """
-        executed = self.executed_for(spec, bucket) if config else None
-        if executed and executed.config == config:
-            return executed
-        return next((entry for entry in self.entries if entry.key == (spec, bucket)), None)
+        found = [entry for entry in self.everything if entry.key == (spec, bucket)]
+        having = (entry for entry in found if entry.tritons and entry.config == config)
+        plain = (entry for entry in found if not entry.tritons)
+        return next(itertools.chain(having, plain), None)
 
-    def executed_for(self, spec: AttentionSpec, bucket: Bucket) -> Entry | None:
-        """The executed entry of exactly this spec and bucket, if there is one."""
-        return next((entry for entry in self.executed if entry.key == (spec, bucket)), None)
+    def executed_for(self, spec: AttentionSpec, bucket: Bucket, triton: str) -> Entry | None:
+        """The executed entry of exactly this spec and bucket, if there is one that serves under a
+        version of Triton.
+        """
+        found = (entry for entry in self.executed if entry.key == (spec, bucket))
+        return next((entry for entry in found if entry.serves_under(triton)), None)
 
     def serving(self, spec: AttentionSpec, bucket: Bucket, triton: str) -> Entry | None:
         """What serves this spec and bucket under a version of Triton, if there is an entry."""
-        executed = self.executed_for(spec, bucket)
-        serves = executed is not None and executed.serves_under(triton)
-        return executed if serves else self.find(spec, bucket)
+        return self.executed_for(spec, bucket, triton) or self.find(spec, bucket)
 
     def run_of(self, entry: Entry) -> Run | None:
         """The run that an entry of this table comes from; None without its evidence."""
@@ -96,7 +98,8 @@ class Table:
 
         An entry whose source is weaker than that of the one in place changes nothing. A measured
         one takes the place of the executed one too, unless it is of a plain kernel under a version
-        of Triton in which that one does not serve: there it was no rival. All entries of the spec
+        of Triton in which that one does not serve: there it was no rival. An executed one takes
+        that of another under the versions that it names. All entries of the spec
         that have its kernel get the largest error that was seen of it. Runs that no entry comes
         from any more are dropped. Raises InvalidArgument for an entry of another run.
         """
@@ -109,10 +112,9 @@ class Table:
         if held and STRENGTH[entry.result.source] < STRENGTH[held.result.source]:
             return self
         stay = [
-            other
+            each
             for other in self.everything
-            if other.key != entry.key
-            or (bool(other.tritons) != bool(entry.tritons) and not _outdone(other, entry, run))
+            for each in ([other] if other.key != entry.key else _beside(other, entry, run))
         ]
         runs = [other for other in self.runs if other.id != name] + ([run] if run else [])
         everything = _with_largest_floors([*stay, entry], entry)
@@ -143,8 +145,19 @@ class Table:
         used = {entry.evidence.run for entry in self.everything}
         kept = (run for run in self.runs if run.id in used or None in used)
         runs = sorted(kept, key=lambda run: run.id)
-        entries = sorted(self.everything, key=lambda e: (e.spec.sort_key, e.bucket.low))
+        entries = sorted(self.everything, key=lambda e: (e.spec.sort_key, e.bucket.low, e.tritons))
         return replace(self.of(entries), runs=tuple(runs))
+
+
+def _beside(other: Entry, new: Entry, run: Run | None) -> Iterator[Entry]:
+    """What is left of an entry beside a new one of its spec and bucket."""
+    if bool(other.tritons) != bool(new.tritons):
+        if not _outdone(other, new, run):
+            yield other
+        return
+    left = tuple(each for each in other.tritons if each not in new.tritons)
+    if left and other.config != new.config:
+        yield replace(other, tritons=left)
 
 
 def _with_largest_floors(everything: Sequence[Entry], new: Entry) -> list[Entry]:

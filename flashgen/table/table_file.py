@@ -296,13 +296,14 @@ class _Reader(Nodes):
     def check(self, marked: Sequence[tuple[Entry, yaml.Mark]], gpu: Gpu) -> None:
         """Refuse entries that another entry does not allow, or that the GPU cannot run."""
         held = {entry.key for entry, _ in marked if not entry.tritons}
-        lines: dict[tuple[AttentionSpec, Bucket, bool], int] = {}
+        lines: dict[tuple[AttentionSpec, Bucket, str], int] = {}
         for entry, mark in marked:
-            name, key = f"{entry.spec.name} {entry.bucket}", (*entry.key, bool(entry.tritons))
-            if key in lines:
-                line = lines[key]
-                self.fail(mark, f"{name} overlaps the entry of line {line}; remove one of them")
-            lines[key] = mark.line + 1
+            name = f"{entry.spec.name} {entry.bucket}"
+            for key in ((*entry.key, version) for version in entry.tritons or ("",)):
+                if key in lines:
+                    line = lines[key]
+                    self.fail(mark, f"{name} overlaps the entry of line {line}; remove one of them")
+                lines[key] = mark.line + 1
             if entry.key not in held:
                 self.fail(mark, f"{name} must stand in place of an entry; remove it")
             if reason := why_illegal(entry.spec, entry.config, gpu):

@@ -13,6 +13,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_spec, other_half, plainer_specs
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import STRENGTH, CheckResult, Outcome, Status
+from flashgen.schedules.space import likely_order
 from flashgen.search.goal import rendered_digest
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu, unlikeness
@@ -64,7 +65,8 @@ class Donors:
         those for this bucket before others; GPUs of the same architecture before others, measured
         entries before others.
         Then up to ALIKE configs that they chose for specs that are alike. Last, without a GPU, the
-        same tiles in the other order where blocks have about the same work.
+        same tiles in another order: under windows and chunks, where blocks have about the same
+        work, and of causal gradients.
 
         on_gpu: also kernels that only an entry may have that ran. Without a GPU the runners-up of
         their entries stand in for them.
@@ -81,8 +83,9 @@ class Donors:
             for lent in _lending(donor.entry, on_gpu=on_gpu)
             for config in _plainer(lent, spec)
         ]
-        if not on_gpu and (spec.window or spec.chunk):
-            own += [(_in_other_order(config), donor) for config, donor in own]
+        gradient = spec.causal and spec.direction != "forward"
+        if not on_gpu and (spec.window or spec.chunk or gradient):
+            own += [(_in_other_order(config, spec), donor) for config, donor in own]
         found = self._legal(spec, own, on_gpu=on_gpu)
         alike = self._legal(spec, others, on_gpu=on_gpu)
         new = (item for item in alike.items() if item[0] not in found)
@@ -198,12 +201,13 @@ def _lending(entry: Entry, *, on_gpu: bool) -> tuple[KernelConfig, ...]:
     return tuple(other.config for other in entry.evidence.runners_up)
 
 
-def _in_other_order(config: KernelConfig) -> KernelConfig:
-    """The config in another order of tiles. With a window the order balances little, but it takes
-    registers: 136 and 128 a thread, so three and four blocks on an SM of an L4
-    (docs/notes/2026-11-28-transfer.md).
+def _in_other_order(config: KernelConfig, spec: AttentionSpec) -> KernelConfig:
+    """The config in the likeliest order of tiles, or in plain order if it has that. With a window
+    the order balances little, but it takes registers: 136 and 128 a thread, so three and four
+    blocks on an SM of an L4 (docs/notes/2026-11-28-transfer.md).
     """
-    return replace(config, order="longest_first" if config.order == "plain" else "plain")
+    likely = likely_order(spec)
+    return replace(config, order="plain" if config.order == likely else likely)
 
 
 def _known(floors: float) -> CheckResult:

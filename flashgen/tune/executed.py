@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.metadata import version
-from itertools import groupby
+from itertools import chain, groupby
 
 from flashgen import settings
 from flashgen.evaluate.offline import OfflineEvaluator
@@ -25,7 +25,7 @@ from flashgen.schedules.base import BY_KEYS
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.outcome import Outcome
-from flashgen.schedules.space import legal_configs
+from flashgen.schedules.space import legal_configs, likely_order
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Bucket
 from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
@@ -51,21 +51,21 @@ def candidates(
     spec: AttentionSpec, table: Table, chosen: Sequence[Entry]
 ) -> tuple[KernelConfig, ...]:
     """The likely configs of the GPU's specialized schedule, one tile a program, the longest tiles
-    first where causal: no estimate tells the other orders. float16 takes what bfloat16 took.
+    first where causal, of gradients within a head and over heads: no estimate tells the other
+    orders. float16 takes what bfloat16 took.
     """
     if spec.dtype == "float16":
         sibling = in_bfloat16(spec)
         held = [entry.config for entry in (*chosen, *table.executed) if entry.spec == sibling]
         return tuple(dict.fromkeys(config for config in held if not config.persistent))
-    order = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
-    found = [
-        config
-        for config in legal_configs(spec, table.gpu, on_gpu=True)
-        if config.specialized
-        and config.order == order
-        and not (config.persistent or config.no_turns)
-    ]
-    return tuple(found[: SCHEDULES[found[0].schedule].admitted]) if found else ()
+    in_head = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
+    of_order: dict[str, list[KernelConfig]] = {likely_order(spec): [], in_head: []}
+    for config in legal_configs(spec, table.gpu, on_gpu=True):
+        simple = config.specialized and not (config.persistent or config.no_turns)
+        found = of_order.get(config.order) if simple else None
+        if found is not None and len(found) < SCHEDULES[config.schedule].admitted:
+            found.append(config)
+    return tuple(chain.from_iterable(of_order.values()))
 
 
 def faster(
@@ -238,12 +238,13 @@ def choose(
     table: Table, evaluator: OfflineEvaluator, others: Sequence[Table] = (), specs: str = "*"
 ) -> Table:
     """The table with its executed entries chosen anew, of specs whose names match; others are the
-    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton. What
+    tables of other GPUs. A kernel that served in another bucket keeps its versions of Triton, and
+    one that another takes the place of goes on under those that this was not executed with. What
     the table's entry beats by more than NEAR goes.
     """
     on_chip = measured_on_chip(table.gpu, [table, *others])
     known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
-    run = run_now(evaluator)
+    run, here = run_now(evaluator), settings.compiling_triton()
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
@@ -254,7 +255,7 @@ def choose(
         estimated = [entry for entry in entries if entry.result.source == "estimated"]
         table = without_beaten(table, estimated)
         for entry in as_measured(estimated, measured, evaluator, run):
-            now = table.executed_for(*entry.key)
+            now = table.executed_for(*entry.key, here)
             if now is None or (now.result.median_us or 0.0) > (entry.result.median_us or 0.0):
                 mine.append(entry)
         entries = [entry for entry in entries if entry.bucket not in measured]
@@ -264,7 +265,7 @@ def choose(
             if of_source:
                 mine += better(of_source, found, evaluator, run)
         if spec.direction == "forward" and estimated:
-            held = [table.executed_for(*entry.key) or entry for entry in estimated]
+            held = [table.serving(*entry.key, here) or entry for entry in estimated]
             serving = {entry.key: entry for entry in (*held, *mine)}
             mine += handed_out(list(serving.values()), evaluator, run)
         chosen += mine
@@ -291,7 +292,7 @@ def without_beaten(table: Table, entries: Sequence[Entry]) -> Table:
 
 def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
     """The table with the installed Triton among the versions of each executed entry that holds, of
-    specs whose names match.
+    specs whose names match; of several for a bucket, of the latest chosen.
     """
     here, kept = settings.compiling_triton(), list(table.entries)
     for spec, group in groupby(table.executed, key=lambda entry: entry.spec):
@@ -299,29 +300,39 @@ def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
         if not fnmatchcase(spec.name, specs):
             kept += entries
             continue
-        holds = True
+        held = set[KernelConfig]()
         for config in dict.fromkeys(entry.config for entry in entries):
-            for stage in ("compile", "check"):
-                (found,) = evaluator.evaluate(stage, spec, entries[0].problem, [config])
-                timed = entries[0].result.source == "estimated"
-                spills = stage == "compile" and timed and bool(found.shortcomings)
-                if not found.ok or spills:
-                    holds = False
-                    why = found.detail if not found.ok else "its loops spill, or overlap too little"
-                    print(
-                        f"{spec.name} {config.label}: {stage} {found.status} {why[:300]}",
-                        flush=True,
-                    )
-        for entry in entries:
-            others = [each for each in entry.tritons if each != here]
-            versions = sorted([*others, here] if holds else others, key=_number)
+            if why := _why_it_does_not_hold(entries[0], config, evaluator):
+                print(f"{spec.name} {config.label}: {why}", flush=True)
+            else:
+                held.add(config)
+        taken = set[Bucket]()
+        for entry in sorted(entries, key=lambda entry: entry.evidence.run or "", reverse=True):
+            versions = [each for each in entry.tritons if each != here]
+            if entry.config in held and entry.bucket not in taken:
+                taken.add(entry.bucket)
+                versions = sorted([*versions, here], key=_number)
             if versions:
                 kept.append(replace(entry, tritons=tuple(versions)))
         print(
-            f"{spec.name}: {'holds' if holds else 'does not hold'} with Triton {version('triton')}",
+            f"{spec.name}: {len(held)} of {len({e.config for e in entries})} kernels hold "
+            f"with Triton {version('triton')}",
             flush=True,
         )
-    return table.of(kept)
+    return table.of(kept).in_order()
+
+
+def _why_it_does_not_hold(
+    entry: Entry, config: KernelConfig, evaluator: OfflineEvaluator
+) -> str | None:
+    for stage in ("compile", "check"):
+        (found,) = evaluator.evaluate(stage, entry.spec, entry.problem, [config])
+        if not found.ok:
+            return f"{stage} {found.status} {found.detail[:300]}"
+        timed = entry.result.source == "estimated"
+        if stage == "compile" and timed and found.shortcomings:
+            return "its loops spill, or overlap too little"
+    return None
 
 
 def _number(triton: str) -> list[int]:

@@ -110,8 +110,8 @@ class Goals:
     def _executed(self, piece: Piece) -> tuple[KernelConfig, ...]:
         """What was executed on a CPU for this GPU, which only measures now."""
         spec, bucket = piece[0], bucket_of(piece[1].seq_k)
-        executed = self._began_with.executed_for(spec, bucket) if self._on_gpu else None
-        return (executed.config,) if executed else ()
+        found = self._began_with.executed if self._on_gpu else ()
+        return tuple(entry.config for entry in found if entry.key == (spec, bucket))
 
     def _trusted(self, piece: Piece) -> KernelConfig | None:
         """What the same chip was measured with for a like piece, if it may be chosen here."""

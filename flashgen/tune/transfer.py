@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import other_half
 from flashgen.schedules.legality import why_illegal
+from flashgen.schedules.space import likely_order
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import BUCKETS, Bucket
@@ -42,7 +43,7 @@ def neighbours(
         if entry.key not in leave_out and _alike(entry, spec, bucket):
             config = entry.config.kernel
             if entry.spec.mask != spec.mask:
-                config = replace(config, order="longest_first" if spec.causal else "plain")
+                config = replace(config, order=likely_order(spec))
             if why_illegal(spec, config, table.gpu) is None:
                 found.append(config)
     return tuple(found)

@@ -5,7 +5,7 @@ Each is checked in a child process that a kernel may hang or kill, which costs i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -89,7 +89,20 @@ def test_auto(evaluator: GpuEvaluator, gpu: Gpu, head_dim: int, mask: str) -> No
 def test_orders(evaluator: GpuEvaluator, gpu: Gpu, order: str, persistent: bool, mask: str) -> None:
     """Of each schedule and way to load the first tile that it has in this order."""
     spec = make_spec("bfloat16", 128, mask)
+    prove(evaluator, spec, of_each_way(of(gpu, spec, order=order, persistent=persistent)))
+
+
+@pytest.mark.parametrize("varlen", [False, True])
+@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq"])
+def test_gradients_of_heads_in_turn(
+    evaluator: GpuEvaluator, gpu: Gpu, direction: Direction, varlen: bool
+) -> None:
+    spec = make_spec("bfloat16", 128, "causal", direction=direction, varlen=varlen)
+    prove(evaluator, spec, of_each_way(of(gpu, spec, order="grouped")))
+
+
+def of_each_way(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
     first: dict[tuple[str, str], KernelConfig] = {}
-    for config in of(gpu, spec, order=order, persistent=persistent):
+    for config in configs:
         first.setdefault((config.schedule, config.loads), config)
-    prove(evaluator, spec, list(first.values()))
+    return list(first.values())

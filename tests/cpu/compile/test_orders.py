@@ -20,7 +20,11 @@ from flashgen.estimate.trip_counts import dealt_out, grid, handed_out
 from flashgen.kernels.render import render
 from flashgen.schedules import space
 from flashgen.schedules.config import KernelConfig
-from flashgen.schedules.grid_rules import heads_together, launched_blocks
+from flashgen.schedules.grid_rules import (
+    gradient_heads_together,
+    heads_together,
+    launched_blocks,
+)
 from flashgen.schedules.legality import shared_bound_bytes, why_illegal
 from flashgen.schedules.outcome import Status
 from flashgen.spec.attention import AttentionSpec
@@ -45,8 +49,16 @@ AHEAD: dict[str, Any] = {"num_warps": 8, "schedule": "s_ahead", "loads": "descri
         (make_spec(mask="causal", window=True), make_config(order="grouped", persistent=True), None),
         (FULL, make_config(order="grouped"), "order grouped needs a causal mask"),
         (FULL, make_config(order="head_reversal"), "order head_reversal needs a causal mask"),
-        (CAUSAL.for_direction("backward_dq"), make_config(order="grouped"), "direction forward and schedule fa2"),
-        (CAUSAL, make_config(schedule="fa1", persistent=True), "persistent needs direction forward and schedule"),
+        (CAUSAL.for_direction("backward_dq"), make_config(order="grouped"), None),
+        (CAUSAL.for_direction("backward_fused"), make_config(order="grouped"), None),
+        (make_spec(mask="causal", varlen=True, direction="backward_dkv"), make_config(order="grouped"), None),
+        (make_spec(mask="causal", varlen=True), make_config(order="grouped"), "varlen needs order plain"),
+        (FULL.for_direction("backward_dkv"), make_config(order="grouped"), "order grouped needs a causal mask"),
+        (CAUSAL.for_direction("backward_dq"), make_config(order="head_reversal"), "plain, longest_first, grouped alone"),
+        (CAUSAL.for_direction("backward_dq_of_ds"), make_config(order="grouped"), "plain, longest_first alone"),
+        (CAUSAL.for_direction("backward_ds"), make_config(order="grouped"), "has order plain alone"),
+        (CAUSAL.for_direction("backward_dq"), make_config(persistent=True), "persistent needs direction forward"),
+        (CAUSAL, make_config(schedule="fa1", persistent=True), "persistent needs schedule"),
         (CAUSAL, make_config(128, 64, num_warps=8, schedule="hopper", loads="descriptor", order="grouped", persistent=True), None),
         (FULL, make_config(128, 64, num_warps=8, schedule="hopper", loads="descriptor", order="grouped"), "order grouped needs a causal mask"),
         (CAUSAL, make_config(64, 64, schedule="auto", loads="descriptor", order="grouped"), "order grouped needs"),
@@ -160,6 +172,24 @@ class TestBlocksOfAnEstimate:
             long, middle, short,
         ]  # fmt: skip
 
+    def test_of_gradients_so_many_heads_as_leave_two_sms_to_each(self) -> None:
+        problem = Problem(batch=1, heads=6, kv_heads=3, seq_q=96, seq_k=96)
+        config, four = make_config(32, 32, order="grouped"), replace(H200, sms=4)
+
+        def of(direction: Any) -> list[tuple[int, ...]]:
+            return grid(CAUSAL.for_direction(direction), config, problem, four, loops=2)
+
+        long, middle, short = (2, 4), (2, 2), (2, 0)  # with a mask, and without, of two heads of Q
+        two, one = [long] * 2 + [middle] * 2 + [short] * 2, [long, middle, short]
+        assert of("backward_dkv") == two + one
+        short, middle, long = self.TRIPS
+        four_heads, two_heads = (
+            [x for x in (long, middle, short) for _ in range(n)] for n in (4, 2)
+        )
+        assert of("backward_dq") == four_heads + two_heads
+        assert gradient_heads_together(4, 1, by_keys=False) == 4  # one group at least
+        assert gradient_heads_together(4, 132, by_keys=True) == 66
+
     def test_a_persistent_program_has_every_nth_tile(self) -> None:
         short, middle, long = self.TRIPS
         tiles = self.blocks("plain")
@@ -198,8 +228,18 @@ def test_they_are_searched_where_a_gpu_measures_and_nowhere_else() -> None:
     assert len(here) == len(set(here))
     full = space.legal_configs(FULL, H200, on_gpu=True)
     assert {(c.order, c.persistent) for c in full} == {("plain", False), ("plain", True)}
+    for direction, orders in {
+        "backward_dq": {"plain", "grouped"},
+        "backward_dkv": {"plain", "grouped"},
+        "backward_dq_of_ds": {"plain", "longest_first"},
+    }.items():
+        for on_gpu in (False, True):
+            found = space.legal_configs(CAUSAL.for_direction(direction), H200, on_gpu=on_gpu)
+            assert {config.order for config in found if config.schedule == "fa2"} == orders
+            assert len(found) == len(set(found))
+            assert not any(config.persistent for config in found)
     dq = space.legal_configs(CAUSAL.for_direction("backward_dq"), H200, on_gpu=True)
-    assert not any(config.persistent for config in dq)
+    assert "longest_first" in {config.order for config in dq if config.schedule == "hopper"}
 
 
 def test_a_table_keeps_persistent_and_its_order() -> None:

@@ -165,6 +165,14 @@ LAUNCHED: dict[str, tuple[AttentionSpec, KernelConfig]] = {
     ),
     "dkv": (make_spec("float16", 32, direction="backward_dkv"), make_config(32, 16)),
     "dq": (make_spec("float16", 32, direction="backward_dq"), make_config(32, 16)),
+    "grouped packed dkv": (
+        make_spec("float16", 32, "causal", direction="backward_dkv", varlen=True),
+        make_config(32, 16, order="grouped"),
+    ),
+    "grouped packed dq": (
+        make_spec("float16", 32, "causal", direction="backward_dq", varlen=True),
+        make_config(32, 16, order="grouped"),
+    ),
     "dkv, block mask": (
         make_spec("float16", 32, direction="backward_dkv", block_mask=True),
         make_config(32, 16),
@@ -224,6 +232,20 @@ def test_packed_work_is_that_of_its_sequences() -> None:
     config = make_config(32, 16)
     grids = [grid(plain, config, each, H200, loops=2) for each in alone]
     assert grid(packed, config, problem, H200, loops=2) == list(itertools.chain(*grids))
+
+
+def test_heads_of_several_packed_sequences_share_a_run() -> None:
+    """Two heads of K, or four of Q: of the two sequences the longer one's last tile is alone."""
+    spec = make_spec("bfloat16", 64, "causal", varlen=True)
+    problem = Problem(batch=2, heads=2, kv_heads=1, seq_q=96, seq_k=96)
+    assert [each.seq_k for each in sequences_of(spec, problem)] == [96, 41]
+    config, four = make_config(32, 32, order="grouped"), replace(H200, sms=4)
+
+    def of(direction: Any) -> list[tuple[int, ...]]:
+        return grid(spec.for_direction(direction), config, problem, four, loops=2)
+
+    assert of("backward_dkv") == [(2, 4), (2, 2), (2, 2), (2, 0), (2, 0)]
+    assert of("backward_dq") == [(2, 1)] * 2 + [(1, 1)] * 4 + [(0, 1)] * 4
 
 
 def test_other_numbers_of_loops_get_no_estimate() -> None:

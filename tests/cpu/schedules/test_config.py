@@ -162,7 +162,7 @@ def test_a_bad_field_is_named(field: str) -> None:
         (PLAIN["backward_delta"], make_config(schedule="s_ahead"), H200, "fa2 alone"),
         (DKV, make_config(schedule="s_ahead"), H200, "features (bias)"),
         (PACKED, make_config(schedule="s_ahead"), H200, "features (varlen)"),
-        (DKV, make_config(order="longest_first"), H200, "plain alone"),
+        (DKV, make_config(order="longest_first"), H200, "plain, grouped alone"),
         (DKV, make_config(64, 128, num_warps=8), H200, None),
         (DKV, make_config(64, 128, num_warps=4), H200, "registers"),
         (DKV, make_config(64, 128, num_warps=8, num_stages=5), L4, "shared memory"),

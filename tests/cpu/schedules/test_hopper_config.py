@@ -78,7 +78,7 @@ def test_its_name_and_its_twin() -> None:
         (DKV, replace(OF_KEYS, bc=64), H200, "64 of bc for every 4 warps"),
         (DKV, replace(OF_KEYS, bc=192, num_warps=12), H200, "powers of two"),
         (DKV, replace(OF_KEYS, br=32), H200, "64 at least"),
-        (DKV, replace(OF_KEYS, order="longest_first"), H200, "order plain alone"),
+        (DKV, replace(OF_KEYS, order="longest_first"), H200, "order plain, grouped alone"),
         (replace(DKV, direction="backward_dq"), OF_KEYS, H200, "64 of br for every 4 warps"),
         (SPEC, replace(CONFIG, num_stages=1), H200, "num_stages 2"),
         (SPEC, replace(CONFIG, bc=16), H200, "32 at least"),

@@ -14,7 +14,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
-from flashgen.table.diff import merge
+from flashgen.table.diff import diff, merge
 from flashgen.table.entry import NO_EVIDENCE, Entry
 from flashgen.table.table import Table
 from flashgen.table.table_file import dump, load_with_evidence, parse, save
@@ -173,7 +173,53 @@ def test_a_measured_entry_takes_its_place_where_it_was_a_rival(
     made = made_entry(bucket=BUCKETS[1], source="measured", config=config)
     table = both().with_entry(with_evidence(made, run=run.id), run)
     assert table.find(made.spec, made.bucket) == with_evidence(made, run=run.id)
-    assert (table.executed_for(made.spec, made.bucket) is not None) is stays
+    assert (table.executed_for(made.spec, made.bucket, "3.8") is not None) is stays
+
+
+NEWER = replace(HOPPER, order="grouped")
+
+
+def beside() -> Table:
+    """An executed entry, and one that took its place under Triton 3.7."""
+    newer = replace(executed(), config=NEWER, tritons=("3.7",))
+    held = [made_entry(bucket=BUCKETS[0]), made_entry(), executed()]
+    return both().of(held).with_entry(newer, made_run())
+
+
+def test_another_takes_its_place_under_the_versions_that_it_names(tmp_path: Path) -> None:
+    table = beside()
+    assert {e.config.order: e.tritons for e in table.executed} == {
+        "longest_first": ("3.8",),
+        "grouped": ("3.7",),
+    }
+    key = executed().key
+    assert table.serving(*key, "3.7.1") == table.find(*key, config=NEWER)
+    assert table.serving(*key, "3.8.0") == table.find(*key, config=HOPPER)
+    assert table.serving(*key, "3.6.0") == table.find(*key) == made_entry()
+    save(table, tmp_path / PATH)
+    assert load_with_evidence(tmp_path / PATH) == table
+    emit.write({"nvidia_h200": table}, tmp_path / "generated")
+    for triton, config in (("3.7", NEWER), ("3.8", HOPPER), ("3.6", made_entry().config)):
+        found = replace(served_from(tmp_path / "generated"), triton=lambda v=triton: v)
+        assert (
+            ladder(found, "nvidia_h200", H200, SPEC, BUCKETS[1].low).rungs[0].choice.config
+            == config
+        )
+    again = replace(executed(), config=NEWER, tritons=("3.7", "3.8"))
+    assert table.with_entry(again, made_run()).executed == (again,)
+
+
+def test_a_difference_is_of_those_of_the_newest_triton() -> None:
+    before = both().of([made_entry(bucket=BUCKETS[0]), made_entry(), executed()])
+    (change,) = diff(before, beside()).changes
+    assert (change.before, change.after) == (None, beside().find(*executed().key, config=NEWER))
+
+
+def test_two_of_one_version_are_refused() -> None:
+    text = dump(beside())
+    assert text.count(" triton 3.7\n") == 1
+    with pytest.raises(TableError, match="overlaps the entry of line"):
+        parse(text.replace(" triton 3.7\n", " triton 3.7 3.8\n"), PATH)
 
 
 def test_the_versions_under_which_it_serves() -> None:

@@ -17,7 +17,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Bucket
 from flashgen.tune import executed as program
 from tests.makers import make_config
-from tests.tables import DIGEST, SPEC, made_entry, made_run, made_table
+from tests.tables import DIGEST, SPEC, made_entry, made_run, made_table, with_evidence
 
 FAST, WRONG = (
     make_config(br, 128, num_warps=br // 16, schedule="hopper", loads="descriptor")
@@ -32,12 +32,15 @@ class Evaluator:
         self.spills, self.wrong_us = spills, wrong_us
         self.right, self.gpu = FAST, TARGETS["nvidia_h200"]
 
+    def is_right(self, config: KernelConfig) -> bool:
+        return config == self.right
+
     def evaluate(
         self, stage: str, spec: Any, problem: Any, configs: Sequence[KernelConfig]
     ) -> Iterator[Any]:
         for config in configs:
             us = self.wrong_us if config == WRONG else 0.05 * problem.seq_k + 600
-            ok = stage != "check" or config == self.right
+            ok = stage != "check" or self.is_right(config)
             yield SimpleNamespace(
                 config=config, ok=ok, status=Status.OK if ok else Status.WRONG,
                 detail="" if ok else "7 floors",
@@ -168,7 +171,7 @@ def test_a_kernel_that_serves_another_bucket_keeps_its_versions_of_triton(
     ):
         had = replace(older, evidence=replace(older.evidence, digest=digest))
         table = program.choose(made_table(made_entry()).of([*entries, had]), Evaluator())  # type: ignore[arg-type]
-        found = table.executed_for(SPEC, BUCKETS[1])
+        found = table.executed_for(SPEC, BUCKETS[1], "3.7")
         assert found is not None
         assert found.tritons == tritons
 
@@ -185,6 +188,23 @@ def test_a_triton_is_admitted_where_a_kernel_holds(
     other = program.admit(table, Evaluator(spills), "bwd_*")  # type: ignore[arg-type]
     assert [each.tritons for each in other.executed] == [("3.7",)]
     assert after.entries == table.entries
+
+
+def test_of_two_for_a_bucket_the_latest_chosen_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "compiling_triton", lambda: "3.8")
+    old = replace(chosen()[0], tritons=("3.6", "3.8"))
+    new = with_evidence(
+        replace(old, config=replace(FAST, order="grouped"), tritons=("3.7",)), run="c"
+    )
+    table = made_table(made_entry()).of([made_entry(), old, new])
+    for right, found in (
+        ({old.config, new.config}, {("3.6",): old.config, ("3.7", "3.8"): new.config}),
+        ({old.config}, {("3.6", "3.8"): old.config, ("3.7",): new.config}),
+    ):
+        evaluator = Evaluator()
+        monkeypatch.setattr(evaluator, "is_right", lambda config, right=right: config in right)
+        after = program.admit(table, evaluator)  # type: ignore[arg-type]
+        assert {each.tritons: each.config for each in after.executed} == found
 
 
 class Counting:

@@ -10,11 +10,14 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import check_loaded
-from flashgen.kernels import launch, launch_forward, loader
+from flashgen.kernels import launch, launch_backward, launch_forward, loader
 from flashgen.kernels.render import render
 from flashgen.reference.cases import CheckCase
 from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.legality import why_illegal
+from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
+from flashgen.spec.vocabulary import Direction
 from tests.makers import make_config, make_spec
 from tests.mutants import broken
 from tests.nasty_cases import nasty_cases
@@ -152,6 +155,64 @@ def test_each_tile_is_done_once_and_by_few_programs(monkeypatch: pytest.MonkeyPa
         assert torch.equal(counts(source, Path(folder)), torch.ones(2, 6, 70))
         twice = broken(source, *MUTANTS["first tile"])
         assert counts(twice, Path(folder)).max() == 5  # every program does all
+
+
+GRADIENTS: list[tuple[Direction, dict[str, Any]]] = [
+    ("backward_dkv", {}),
+    ("backward_dq", {}),
+    ("backward_dkv", {"loads": "descriptor", "schedule": "s_ahead"}),
+    ("backward_dq", {"loads": "descriptor", "schedule": "s_ahead"}),
+    ("backward_fused", {}),
+]
+
+
+@pytest.fixture
+def nine_sms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of four of six heads of K, or of eight of twelve of Q: the last are ragged."""
+    few = launch_forward.OrderLimits(sms=9, l2_bytes=1)
+    monkeypatch.setattr(launch_backward, "order_limits", lambda device: few)
+
+
+@pytest.mark.usefixtures("nine_sms")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("direction", "way", "features"),
+    [
+        *((direction, way, {}) for direction, way in GRADIENTS),
+        *(
+            (direction, way, features)
+            for features in ({"varlen": True}, {"window": True, "softcap": True})
+            for direction, way in GRADIENTS
+            if not way  # by pointers, schedule fa2
+        ),
+    ],
+)
+def test_gradients_of_heads_in_turn(
+    features: dict[str, Any], direction: Direction, way: dict[str, Any], seed: int
+) -> None:
+    spec = make_spec("bfloat16", 32, "causal", direction=direction, **features)
+    config = make_config(16, 32, order="grouped", **way)
+    assert why_illegal(spec, config, TARGETS["nvidia_h200"]) is None
+    prove(spec, config, seed, [MANY] if not spec.varlen else None, step=3)
+
+
+GRADIENT_MUTANTS = {
+    "first head": ("// (heads_together * tiles) * heads_together", "// (heads_together * tiles)"),
+    "place in the run": ("place = pid % (heads_together * tiles)", "place = pid % tiles"),
+    "ragged run": ("place // together", "place // heads_together"),
+    "head of the place": ("first_head + place % together", "first_head + place % heads_together"),
+}
+
+
+@pytest.mark.usefixtures("nine_sms")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("direction", ["backward_dkv", "backward_dq"])
+@pytest.mark.parametrize("name", GRADIENT_MUTANTS)
+def test_mutant_of_heads_in_turn_is_caught(name: str, direction: Direction) -> None:
+    spec, config = CAUSAL.for_direction(direction), make_config(16, 32, order="grouped")
+    line, broken = GRADIENT_MUTANTS[name]
+    assert mutant_passes(spec, config, line, line, [MANY]), "the kernel must pass unbroken"
+    assert not mutant_passes(spec, config, line, broken, [MANY])
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
