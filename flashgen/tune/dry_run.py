@@ -77,7 +77,8 @@ class _Counts:
         if self._donors is not None:
             chosen = self._donors.chosen(spec, bucket_of(problem.seq_k), on_gpu=self.on_gpu)
             lent = {*chosen, *measured_seeds(spec, self._gpu), tuned_default(spec, self._gpu)}
-            lent |= set() if self.on_gpu else {*own_seeds(spec, self._gpu)}
+            if not self.on_gpu:
+                lent |= {*own_seeds(spec, self._gpu)}
         count = len(legal | lent)
         tried = count if self._exhaustive else min(self._trials, count)
         return max(len(lent), tried), count
