@@ -195,6 +195,21 @@ def measured_seeds(spec: AttentionSpec, gpu: Gpu) -> tuple[KernelConfig, ...]:
     return tuple(config for config in found if why_illegal(spec, config, gpu) is None)
 
 
+def own_seeds(spec: AttentionSpec, gpu: Gpu, *, roles: bool = False) -> tuple[KernelConfig, ...]:
+    """The legal tiles of schedules in Gluon, whose warps do the same work or have roles, in the
+    order that is tried first. Those without roles are few: five of schedule ampere.
+    """
+    order = likely_order(spec)
+    found = (
+        config
+        for schedule in OWN_TILES
+        if schedule.gluon and bool(schedule.roles) == roles
+        for config in _own_grid(schedule, spec.direction)
+        if config.order == order
+    )
+    return tuple(config for config in found if why_illegal(spec, config, gpu) is None)
+
+
 def seed_configs(
     spec: AttentionSpec, gpu: Gpu, *, on_gpu: bool = False
 ) -> tuple[KernelConfig, ...]:
@@ -213,26 +228,14 @@ def seed_configs(
             known = (*in_parts(spec, _configs(decode.RDNA_TILES)), *known)
         return tuple(dict.fromkeys(c for c in known if why_illegal(spec, c, gpu) is None))
     order = likely_order(spec)
-    own = [
-        (schedule, config)
-        for schedule in OWN_TILES
-        if schedule.gluon
-        for config in _own_grid(schedule, spec.direction)
-        if config.order == order
-    ]
-    of_roles = (
-        config
-        for schedule, config in own
-        if on_gpu and schedule.roles and why_illegal(spec, config, gpu) is None
-    )
-    seeds = [*itertools.islice(of_roles, FIRST_OF_ROLES), *measured_seeds(spec, gpu)]
+    of_roles = own_seeds(spec, gpu, roles=True)[:FIRST_OF_ROLES] if on_gpu else ()
+    seeds = [*of_roles, *measured_seeds(spec, gpu)]
     known_good = (*(textbook.RDNA_TILES if rdna else ()), *textbook.KNOWN_GOOD)
     seeds += _configs(textbook.turned(known_good, spec.direction), WAYS[:3], _ordered([order]))
     if spec.direction == "forward":
         seeds = [each for seed in seeds for each in (seed, *_few_registers((seed,)))]
         seeds.append(block_rule(spec, gpu))
-    alike = [config for schedule, config in own if not schedule.roles]
-    seeds = [*alike, *_row_seeds(spec, gpu, order), *seeds]
+    seeds = [*own_seeds(spec, gpu), *_row_seeds(spec, gpu, order), *seeds]
     seeds = [in_whole_rows(spec, seed, gpu) for seed in seeds]
     seeds.append(tuned_default(spec, gpu))
     seeds = list(in_parts(spec, tuple(seeds)))

@@ -8,7 +8,7 @@ from flashgen.estimate.estimate import estimable
 from flashgen.evaluate.measure import BUDGETS
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import why_illegal
-from flashgen.schedules.space import legal_configs, measured_seeds, tuned_default
+from flashgen.schedules.space import legal_configs, measured_seeds, own_seeds, tuned_default
 from flashgen.search.explore import LOOK_AHEAD
 from flashgen.search.staged import FINALISTS
 from flashgen.spec.attention import AttentionSpec
@@ -77,6 +77,8 @@ class _Counts:
         if self._donors is not None:
             chosen = self._donors.chosen(spec, bucket_of(problem.seq_k), on_gpu=self.on_gpu)
             lent = {*chosen, *measured_seeds(spec, self._gpu), tuned_default(spec, self._gpu)}
+            if not self.on_gpu:
+                lent |= {*own_seeds(spec, self._gpu)}
         count = len(legal | lent)
         tried = count if self._exhaustive else min(self._trials, count)
         return max(len(lent), tried), count

@@ -8,7 +8,7 @@ from dataclasses import replace
 from flashgen.evaluate.evaluator import triton_version
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.legality import why_illegal
-from flashgen.schedules.space import measured_seeds, tuned_default
+from flashgen.schedules.space import measured_seeds, own_seeds, tuned_default
 from flashgen.search.goal import Found, Goal, goal_for
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import bucket_of
@@ -45,16 +45,19 @@ class Goals:
         self._measured = {} if on_gpu else measured_on_chip(gpu, tables)
 
     def of_tables(self, piece: Piece) -> Goal:
-        """To take the best of what tables hold for one spec and length."""
+        """To take the best of what tables hold for one spec and length. Without a GPU, where a
+        trial takes a second, also of own_seeds(), which tables made before may not have compared.
+        """
         spec, problem = piece
         default = tuned_default(spec, self._gpu)
         lent = self.donors.chosen(spec, bucket_of(problem.seq_k), on_gpu=self._on_gpu)
         trusted = self._trusted(piece)
         known = (*self._executed(piece), *((trusted,) if trusted else ()), *lent)
+        own = () if self._on_gpu else own_seeds(spec, self._gpu)
         return Goal(
             spec=spec,
             problem=problem,
-            legal=(*known, *measured_seeds(spec, self._gpu), default),
+            legal=(*known, *measured_seeds(spec, self._gpu), default, *own),
             seeds=(),
             default=default,
             incumbent=self.incumbent(piece, {}),
@@ -96,10 +99,13 @@ class Goals:
             return None  # no estimate may stand for it, and none replaces its time
         return held.config
 
-    def donor_of(self, piece: Piece, config: KernelConfig) -> str:
-        """Whose table lends a config for one spec and length; DEFAULT where none does."""
+    def donor_of(self, piece: Piece, config: KernelConfig) -> str | None:
+        """Whose table lends a config for one spec and length; where none does, None for a tile of
+        its schedule, which this run has chosen, or else DEFAULT.
+        """
         lent = self.donors.chosen(piece[0], bucket_of(piece[1].seq_k), on_gpu=False)
-        return lent.get(config.kernel, DEFAULT)
+        own = config.kernel in own_seeds(piece[0], self._gpu)
+        return lent.get(config.kernel, None if own else DEFAULT)
 
     def measured(self, key: EntryKey) -> KernelConfig | None:
         """What the same chip, or else a like one, was measured with for a spec and bucket; None

@@ -247,12 +247,12 @@ decode_bf16_d256 1024 br16_bc32_w4_s3_fa2_ptr_x2 100.67 330.7 639.26
 decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 43.266 102.32 334.25 641.92
 decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 74.056 188.16 429.5 729.59
 decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 43.886 104.05 331.91
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 39.462 98.494
-decode_bf16_d256_window_paged 4096 br16_bc64_w4_s4_fa2_ptr_x2 180.24 180.24
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 72.082 190.41 268.44 268.44
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 39.345
-decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 98.68 176.57
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 71.063 198.85 694.62 1355.0
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 72.124 198.51 686.62 1334.5
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x3 47.75 107.14
+decode_bf16_d256_window_paged 4096 br16_bc64_w4_s4_fa2_ptr_x2 185.35 185.35
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 79.107 199.75 275.24 275.24
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 47.116
+decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 109.24 184.56
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 79.484 209.67 710.26 1370.8
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 85.337 216.44 713.82 1362.2
 """,
 }

@@ -34,9 +34,8 @@ fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2921.4 5522.3
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 493.38 1061.2 3340.8 6303.5
 fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 376.05 867.88
 fwd_bf16_d128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2745.1 9609.5
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 423.69
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1182.8 1693.7
-fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3403.1
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 388.16 916.75
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1255.7 2515.6
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2975.1 2975.1
 fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2728.3 6156.7
 fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1654.4

@@ -11,85 +11,85 @@ ARCH = "sm_80"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 712.13 2488.6 9594.7 19069.4
-fwd_bf16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 595.37
-fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 518.69 1430.4 5025.1 9782.7
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 723.27 1832.4 6342.2 12272.1
-fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 610.94 856.04
-fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 559.16 1541.6 5414.5 10542.3
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 713.27 1785.0 6107.7 11826.5
-fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 628.3 1389.7 4621.8 17784.8
-fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 762.86 1927.4 3054.9 6444.9
-fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 574.61 1490.0 3992.3 4625.2
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 778.7 1902.4 5023.8 5806.5
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 696.35
-fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1637.0 4522.9 11342.6
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 826.08 2002.2 2208.2 2442.0
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1380.6
-fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 943.93 3495.1 13699.9 27306.3
-fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 625.45 1888.8 6859.7 13430.7
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 699.47
-fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 2589.9 10018.3 19922.8
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 455.42 1472.8
-fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 5178.0 10019.3
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 620.18 1688.6 5894.5 11410.7
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 487.52 1334.0 4887.8 17930.5
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 741.72
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1903.3
-fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr 3039.0 6005.3
-fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5272.1 5272.1
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4867.1 11059.1
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2906.4
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2959.7
-fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 546.0 1617.9 4458.5 5175.3
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 708.56 1922.5 5212.4 6055.3
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 568.25 1491.3 4538.2 11418.9
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 619.38 1804.1 2083.4 2385.2
-fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 415.76 1162.3 4060.8 7836.9
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 527.64
-fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1398.5 4884.8 9411.5
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 416.12 1198.0 4540.3 17727.1
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 517.07 1505.2 2614.4 5623.0
-fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 690.42 2453.2 9521.9 18950.8
-fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 480.61
-fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1417.3 5086.6 9845.8
-fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 717.11 2675.1 10506.9 20949.3
-fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 493.98 1470.8 5226.1 10104.7
-fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 648.39 1709.5 5887.0 11304.9
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 652.77 1903.0 6970.7 27249.9
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 742.76 2365.5 4274.5 9053.2
-fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 615.1 1958.0 7119.6
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 623.11 1766.3 6419.4
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 781.94 2471.6 4496.7
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 617.51
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2048.1 5636.2 6490.9
-fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 852.86 2539.0 7068.7 8185.4
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 537.23 1690.5 5399.2 13616.0
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 691.95 2186.6 2680.9 3036.0
-fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 629.29 2029.6 5589.0
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 732.81 2149.4 6588.8
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 784.39
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2310.8 2734.7
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3132.5 11406.5 44424.0 88496.7
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 938.34 3302.0 12782.5 25437.5
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1794.8
-fwd_bf16_d512_causal_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_v2 6273.7 23674.2 46891.2
-fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 712.13 2488.6 9594.7 19069.4
-fwd_fp16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 595.37
-fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 518.69 1430.4 5025.1 9782.7
-fwd_fp16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 610.94 856.04
-fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 943.93 3495.1 13699.9 27306.3
-fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 625.45 1888.8 6859.7 13430.7
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 699.47
-fwd_fp16_d128 1024 br128_bc128_w8_s1_ampere_ptr 2589.9 10018.3 19922.8
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 455.42 1472.8
-fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 5178.0 10019.3
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 487.52 1334.0 4887.8 17930.5
-fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 690.42 2453.2 9521.9 18950.8
-fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 481.35 1417.3 5086.6 9845.8
-fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 717.11 2675.1 10506.9 20949.3
-fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 493.98 1470.8 5226.1 10104.7
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 652.77 1903.0 6970.7 27249.9
+fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 801.67 2563.6 9666.1 19140.6
+fwd_bf16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 803.93
+fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 604.21 1492.9 5117.5 9849.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 833.15 1928.7 6441.7 12359.6
+fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 705.32 924.77
+fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 582.12 1550.3 5420.2 10547.2
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 840.75 1910.5 6234.0 11923.7
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 746.48 1481.5 4711.0 17948.5
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 899.29 2039.7 3089.2 6483.6
+fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 636.93 1541.4 4036.2 4659.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 951.9 2064.5 5173.7 5946.5
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 867.76
+fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1634.6 4511.8 11308.6
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 947.93 2096.7 2222.2 2464.3
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1479.2
+fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 973.28 3523.4 13728.0 27334.4
+fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 712.08 1955.9 6899.9 13498.1
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 911.75
+fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 2600.8 10028.3 19932.8
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 746.61 1728.1
+fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 5365.2 10210.4
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 912.81 1946.7 6136.7 11655.9
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 878.97 1671.5 5209.6 18526.2
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 785.1
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2178.0
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr 3089.2 6049.6
+fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5449.6 5449.6
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5114.8 11545.4
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2989.7
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2924.0
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 753.24 1816.5 4648.5 5381.0
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 887.14 2078.4 5357.4 6247.9
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 771.15 1670.0 4733.2 11777.9
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 761.62 1919.9 2077.7 2391.5
+fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 630.35 1372.7 4265.8 8044.1
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 569.71
+fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1257.2 4726.3 9268.7
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 500.56 1262.9 4603.3 17866.5
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 642.0 1646.6 2701.4 5781.8
+fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 698.15 2465.0 9533.9 18962.8
+fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 556.83
+fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1471.5 5137.5 9902.7
+fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 779.69 2736.0 10567.5 21009.9
+fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 629.85 1601.7 5358.6 10231.5
+fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 545.82 1607.0 5781.9 11203.1
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 773.32 2004.7 7064.9 27436.6
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 806.81 2444.1 4329.5 9138.7
+fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 715.85 2050.0 7212.2
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 774.09 1895.3 6541.0
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 851.05 2569.0 4557.0
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 701.67
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2147.0 5731.5 6617.5
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 1331.3 3003.6 7526.9 8695.2
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 636.53 1760.3 5473.0 13800.5
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 834.43 2383.0 2832.3 3215.1
+fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 769.68 2155.5 5709.5
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 896.18 2286.7 6713.0
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 893.12
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2471.9 2776.6
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3391.4 11661.1 44674.8 88765.7
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 456.68 1605.3 7503.8 25480.9
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 926.35
+fwd_bf16_d512_causal_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_v2 3091.4 14159.6 47059.5
+fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 801.67 2563.6 9666.1 19140.6
+fwd_fp16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 803.93
+fwd_fp16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 604.21 1492.9 5117.5 9849.7
+fwd_fp16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 705.32 924.77
+fwd_fp16_d96 1 br128_bc32_w4_s3_fa2_ptr 973.28 3523.4 13728.0 27334.4
+fwd_fp16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 712.08 1955.9 6899.9 13498.1
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 911.75
+fwd_fp16_d128 1024 br128_bc128_w8_s1_ampere_ptr 2600.8 10028.3 19932.8
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 746.61 1728.1
+fwd_fp16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 5365.2 10210.4
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 878.97 1671.5 5209.6 18526.2
+fwd_fp16_d192 1 br64_bc64_w4_s1_ampere_ptr 698.15 2465.0 9533.9 18962.8
+fwd_fp16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 550.99 1471.5 5137.5 9902.7
+fwd_fp16_d256 1 br128_bc64_w8_s1_ampere_ptr 779.69 2736.0 10567.5 21009.9
+fwd_fp16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 629.85 1601.7 5358.6 10231.5
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 773.32 2004.7 7064.9 27436.6
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 149.1 149.1 149.1 149.1
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 146.08 146.08 146.08 146.08
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.98 147.98 147.98 147.98
@@ -101,157 +101,155 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 146.08 146.08 146.08 146.08
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 147.98 147.98 147.98 147.98
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 138.57 138.57 138.57 138.57
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 147.42 147.42 147.42 147.42
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1240.6 4579.9 17937.3 35747.2
-bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 842.73
-bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 843.3 2538.5 9297.7 18156.2
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1205.7 3580.9 12986.7 25411.0
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1062.5 1649.6 11479.9
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 3153.0
-bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 8357.3
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc128_w4_s3_fa2_ptr 2745.7 8939.5
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2859.6
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2067.7 7765.7 30557.7 60957.7
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 1265.3 3741.0 13504.3 26355.0
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1543.8 5751.4 22581.4 45031.7
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 876.14 2663.2 9680.4 18890.3
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1065.4
-bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 3353.8 12072.0 23514.9
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 3442.0 12919.6 47069.9
-bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 10493.0 10493.0
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 10285.5 22448.0
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 2990.3 8002.9
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 2595.7 8047.9
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 4049.7 15281.9
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3521.4 13997.3
-bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2718.4 10441.8 41341.3 82559.6
-bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 1638.9 5574.0 21033.0 41730.3
-bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 2106.6 7970.5 31439.9 62786.7
-bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 1254.0 4179.4 15607.8 30930.9
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1780.2 6335.9 24175.5 48031.0
-bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 3714.4 14693.0
-bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 4647.4 17317.6
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 4043.4 16098.2
-bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s1_fa2_ptr 4379.5 12374.2
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 3816.9 12558.3
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s1_fa2_ptr 4607.3 13055.5
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 4034.0 13277.6
-bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 4105.5 14941.1 58454.5 116598.7
-bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 17705.7 73052.9
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1240.6 4579.9 17937.3 35747.2
-bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 842.73
-bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 843.3 2538.5 9297.7 18156.2
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1062.5 1649.6 11479.9
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2067.7 7765.7 30557.7 60957.7
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 1265.3 3741.0 13504.3 26355.0
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1543.8 5751.4 22581.4 45031.7
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 876.14 2663.2 9680.4 18890.3
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 3442.0 12919.6 47069.9
-bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2718.4 10441.8 41341.3 82559.6
-bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 1638.9 5574.0 21033.0 41730.3
-bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 2106.6 7970.5 31439.9 62786.7
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 1254.0 4179.4 15607.8 30930.9
-bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 3714.4 14693.0
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 966.9 3531.0 13787.4 27462.6
-bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 650.82
-bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 636.08 1899.6 6908.8 13490.1
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 770.13
-bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2206.0 7824.8 15256.4
-bwd_dq_bf16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 719.41 1041.2 6375.3
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2005.0 5536.6
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1897.9 5629.1
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1593.0
-bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 1744.1 6208.1 24064.1 47872.1
-bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 1002.1 3077.9 11266.1 22043.8
-bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 1047.9 3915.4 15385.4 30678.7
-bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 690.52 2108.7 7676.9 14984.6
-bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 690.52 2108.7 7676.9 14984.6
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1981.1 7146.9 26147.9
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7363.1 7363.1
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 6650.2 15120.5
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2154.9 5958.8
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2013.5 5904.9
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3104.5 11551.0
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2826.7 10944.6
-bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 2559.6 9823.0 38876.6 77614.7
-bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1548.8 5241.4 19743.9 39154.4
-bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 2093.7 8045.8 31854.0 63598.4
-bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1231.9 4201.0 15805.7 31354.0
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1204.1 4064.4 15474.0 30701.3
-bwd_dq_bf16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3679.6 14577.4
-bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 5053.8 19080.8
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 4399.2 17543.1
-bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 4204.5 11994.2
-bwd_dq_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3945.3 12925.7
-bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 5061.8 14482.6
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4518.9 15145.5
-bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 2870.9 9706.8 37044.4 73500.4
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 8416.9 34000.0
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 966.9 3531.0 13787.4 27462.6
-bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 650.82
-bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 636.08 1899.6 6908.8 13490.1
-bwd_dq_fp16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 719.41 1041.2 6375.3
-bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 1744.1 6208.1 24064.1 47872.1
-bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 1002.1 3077.9 11266.1 22043.8
-bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 1047.9 3915.4 15385.4 30678.7
-bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 690.52 2108.7 7676.9 14984.6
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 1981.1 7146.9 26147.9
-bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 2559.6 9823.0 38876.6 77614.7
-bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1548.8 5241.4 19743.9 39154.4
-bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 2093.7 8045.8 31854.0 63598.4
-bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1231.9 4201.0 15805.7 31354.0
-bwd_dq_fp16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3679.6 14577.4
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2083.7 7799.0 30660.1 61141.5
-bwd_fused_bf16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1376.3
-bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 4270.1 15569.5 30507.2
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3723.7
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3138.9 12031.7 47602.9 95031.2
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1937.7 6424.2 24306.9 47768.0
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2500.5 9605.1
-bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 4420.8 17260.9 68638.8 137146.3
-bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 3502.6 13664.7 54329.7 108554.2
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2083.7 7799.0 30660.1 61141.5
-bwd_fused_fp16_d64_causal 1 br64_bc64_w4_s3_fa2_ptr 1376.3
-bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 4270.1 15569.5 30507.2
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3138.9 12031.7 47602.9 95031.2
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1937.7 6424.2 24306.9 47768.0
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2500.5 9605.1
-bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 4420.8 17260.9 68638.8 137146.3
-bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 3502.6 13664.7 54329.7 108554.2
-decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x4 23.755 56.82 179.43 340.52
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s3_fa2_ptr_x4 25.097
-decode_bf16_d64_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x4 57.989
-decode_bf16_d64_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_x4 179.83 340.98
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 27.631 76.984 203.21 363.59
-decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 25.877
-decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s3_fa2_ptr_x4 59.664
-decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr_x2 103.14 103.14
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 28.261 76.634 117.49 117.49
-decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x4 36.952
-decode_bf16_d128 1024 br16_bc32_w4_s5_fa2_ptr_x2 101.1
-decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x4 341.49
-decode_bf16_d128 16384 br16_bc32_w4_s5_fa2_ptr_x2 660.23
-decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 37.141 99.405
-decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 341.73 662.41
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 53.557 135.17 361.35 670.34
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 38.856
-decode_bf16_d128_window_paged 1024 br16_bc32_w4_s5_fa2_ptr_x4 101.06 180.38 180.38
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 52.007 147.4 229.34 229.34
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 346.94 347.06
-decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 45.035
-decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 123.56 429.36 830.98
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 89.999 233.43 573.32 1069.0
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr_x2 60.7 184.28 666.24 1302.2
-decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 62.483 192.05
-decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x3 674.8
-decode_bf16_d256_paged 16384 br16_bc64_w8_s3_fa2_ptr 1313.1
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 94.958 271.46 757.6 1446.0
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 62.412 186.42 668.66
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 64.311 192.28
-decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x3 349.47 349.47
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 98.848 279.16 444.0 444.0
-decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 63.073
-decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 186.75 347.86
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 115.37 356.99 1310.5 2600.1
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 118.52 359.67 1310.2 2599.5
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1253.3 4581.6 17936.3 35745.9
+bwd_dkv_bf16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 922.48
+bwd_dkv_bf16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 926.34 2592.5 9322.1 18229.4
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1424.1 3803.0 13208.0 25640.6
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1287.8 1826.8 11500.9
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 3155.1
+bwd_dkv_bf16_d64_causal_window 4096 br32_bc128_w4_s3_fa2_ptr 8358.4
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc128_w4_s3_fa2_ptr 2747.7 8941.1
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2953.6
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2120.9 7807.7 30596.8 60996.5
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 1461.3 3904.0 13654.1 26506.3
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1592.4 5791.7 22619.8 45069.8
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 1044.9 2803.0 9812.9 19017.7
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1195.3
+bwd_dkv_bf16_d128_causal_invariant 1024 br64_bc128_w8_s2_fa2_ptr 3432.8 12147.5 23585.7
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 3471.8 12941.4 47110.7
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s3_fa2_ptr 10509.8 10509.8
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s3_fa2_ptr 10303.0 22496.7
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 3011.8 8020.4
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s3_fa2_ptr 2621.3 8073.6
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 4237.8 15457.2
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3867.0 14344.6
+bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 2763.9 10483.4 41382.0 82600.3
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 1823.4 5746.3 21199.7 41898.1
+bwd_dkv_bf16_d256 1 br64_bc64_w8_s1_fa2_ptr 2112.3 7974.5 31443.5 62790.3
+bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 1255.2 4177.0 15604.5 30927.4
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1850.2 6388.7 24227.9 48123.2
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 3722.3 14701.2
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_fa2_ptr 4723.6 17400.4
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 4068.8 16120.0
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s1_fa2_ptr 4381.1 12375.9
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_fa2_ptr 3869.5 12607.1
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s1_fa2_ptr 4607.7 13055.9
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s1_fa2_ptr 4056.5 13296.8
+bwd_dkv_bf16_d512_causal 1 br32_bc16_w4_s3_fa2_ptr 4224.8 15062.2 58582.2 116726.5
+bwd_dkv_bf16_d512_causal_varlen 1024 br16_bc16_w4_s1_fa2_ptr 17706.1 73053.5
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1253.3 4581.6 17936.3 35745.9
+bwd_dkv_fp16_d64_varlen 1 br32_bc128_w4_s3_fa2_ptr 922.48
+bwd_dkv_fp16_d64_causal 1 br32_bc128_w4_s3_fa2_ptr 926.34 2592.5 9322.1 18229.4
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1287.8 1826.8 11500.9
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2120.9 7807.7 30596.8 60996.5
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s3_fa2_ptr 1461.3 3904.0 13654.1 26506.3
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1592.4 5791.7 22619.8 45069.8
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 1044.9 2803.0 9812.9 19017.7
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 3471.8 12941.4 47110.7
+bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2763.9 10483.4 41382.0 82600.3
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_fa2_ptr 1823.4 5746.3 21199.7 41898.1
+bwd_dkv_fp16_d256 1 br64_bc64_w8_s1_fa2_ptr 2112.3 7974.5 31443.5 62790.3
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 1255.2 4177.0 15604.5 30927.4
+bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 3722.3 14701.2
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1065.8 3608.4 13859.5 27534.1
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 886.15
+bwd_dq_bf16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 761.39 1988.2 6948.5 13528.6
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 885.61
+bwd_dq_bf16_d64_causal_invariant 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2390.1 7991.2 15420.2
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 872.98 1164.0 6447.0
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2111.5 5636.0
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 2041.9 5752.7
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1752.2
+bwd_dq_bf16_d96 1 br64_bc64_w4_s3_fa2_ptr 2030.8 6477.1 24328.7 48136.2
+bwd_dq_bf16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 1179.4 3231.5 11413.2 22192.8
+bwd_dq_bf16_d128 1 br128_bc64_w8_s3_fa2_ptr 1206.5 4058.7 15524.9 30817.8
+bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 866.3 2260.2 7821.0 15125.3
+bwd_dq_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 875.42 2265.1 7823.9 15128.1
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2202.1 7352.8 26522.4
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7543.7 7543.7
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 6910.9 15634.3
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2371.1 6165.6
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2249.2 6126.1
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3173.8 11622.7
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2876.4 10959.1
+bwd_dq_bf16_d192 1 br64_bc32_w4_s3_fa2_ptr 2740.1 9993.8 39045.4 77783.5
+bwd_dq_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1741.5 5416.2 19913.6 39326.6
+bwd_dq_bf16_d256 1 br64_bc32_w4_s3_fa2_ptr 2256.1 8199.1 32005.4 63749.8
+bwd_dq_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1401.3 4351.8 15950.8 31495.8
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1438.9 4281.8 15685.1 30911.7
+bwd_dq_bf16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3887.4 14778.2
+bwd_dq_bf16_d256_causal_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 5198.6 19219.5
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 4610.8 17742.9
+bwd_dq_bf16_d256_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt 4426.3 12212.2
+bwd_dq_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 4197.9 13171.1
+bwd_dq_bf16_d256_causal_window_softcap 1024 br64_bc32_w4_s3_fa2_ptr_lpt 5283.3 14701.4
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4527.1 15059.6
+bwd_dq_bf16_d512_causal 1 br16_bc32_w4_s3_fa2_ptr 3639.0 10463.4 37800.5 74258.9
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc32_w4_s3_fa2_ptr 9409.1 35013.1
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1065.8 3608.4 13859.5 27534.1
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 886.15
+bwd_dq_fp16_d64_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 761.39 1988.2 6948.5 13528.6
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc32_w4_s3_fa2_ptr_lpt 872.98 1164.0 6447.0
+bwd_dq_fp16_d96 1 br64_bc64_w4_s3_fa2_ptr 2030.8 6477.1 24328.7 48136.2
+bwd_dq_fp16_d96_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 1179.4 3231.5 11413.2 22192.8
+bwd_dq_fp16_d128 1 br128_bc64_w8_s3_fa2_ptr 1206.5 4058.7 15524.9 30817.8
+bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 866.3 2260.2 7821.0 15125.3
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 2202.1 7352.8 26522.4
+bwd_dq_fp16_d192 1 br64_bc32_w4_s3_fa2_ptr 2740.1 9993.8 39045.4 77783.5
+bwd_dq_fp16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1741.5 5416.2 19913.6 39326.6
+bwd_dq_fp16_d256 1 br64_bc32_w4_s3_fa2_ptr 2256.1 8199.1 32005.4 63749.8
+bwd_dq_fp16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1401.3 4351.8 15950.8 31495.8
+bwd_dq_fp16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3887.4 14778.2
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2161.7 7865.8 30724.1 61205.2
+bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 4498.2 15788.4 30725.6
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3744.1
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3179.0 12069.0 47639.9 95068.2
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2210.3 6704.2 24560.8 48078.5
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2550.8 9652.5
+bwd_fused_bf16_d192 1 br64_bc64_w8_s2_fa2_ptr 4494.1 17332.4 68710.1 137217.6
+bwd_fused_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 3548.2 13708.3 54373.1 108597.7
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2161.7 7865.8 30724.1 61205.2
+bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 4498.2 15788.4 30725.6
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3179.0 12069.0 47639.9 95068.2
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2210.3 6704.2 24560.8 48078.5
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2550.8 9652.5
+bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 4494.1 17332.4 68710.1 137217.6
+bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 3548.2 13708.3 54373.1 108597.7
+decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x4 27.205 60.435 179.99 341.04
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s3_fa2_ptr_x4 30.321
+decode_bf16_d64_sink_paged 1024 br16_bc64_w8_s5_fa2_ptr_x4 64.809
+decode_bf16_d64_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_x4 180.46 341.56
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 33.704 81.652 207.51 367.81
+decode_bf16_d64_window_sink_paged 1 br16_bc32_w4_s3_fa2_ptr_x5 29.612
+decode_bf16_d64_window_sink_paged 1024 br16_bc64_w4_s3_fa2_ptr_x4 64.027
+decode_bf16_d64_window_sink_paged 4096 br16_bc128_w4_s5_fa2_ptr_x2 112.64 112.64
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 37.817 82.866 127.91 127.91
+decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x4 40.395
+decode_bf16_d128 1024 br16_bc32_w4_s5_fa2_ptr_x2 103.53
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x4 341.99
+decode_bf16_d128 16384 br16_bc32_w4_s5_fa2_ptr_x2 660.25
+decode_bf16_d128_paged 1 br16_bc32_w4_s3_fa2_ptr_x7 41.896 105.46
+decode_bf16_d128_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 342.26 662.7
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 55.281 138.33 365.58 670.88
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x4 43.415
+decode_bf16_d128_window_paged 1024 br16_bc32_w4_s5_fa2_ptr_x4 107.98 181.56 181.56
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 53.384 151.09 232.84 232.84
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x4 347.73 347.85
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s3_fa2_ptr_x2 55.015
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x3 129.99 429.95 831.21
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr 93.932 238.26 580.99 1083.1
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr_x2 65.768 185.67 666.32 1302.2
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 65.539 193.16
+decode_bf16_d256_paged 4096 br16_bc32_w4_s3_fa2_ptr_x3 675.4
+decode_bf16_d256_paged 16384 br16_bc64_w8_s3_fa2_ptr 1313.3
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 101.27 277.02 763.07 1453.9
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 68.254 187.77 668.72
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 71.743 197.91
+decode_bf16_d256_window_paged 4096 br16_bc32_w4_s3_fa2_ptr_x3 351.23 351.23
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_rows 107.98 288.63 456.11 456.11
+decode_bf16_d256_window_softcap_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 65.143
+decode_bf16_d256_window_softcap_paged 1024 br16_bc32_w4_s5_fa2_ptr_x2 192.61 349.34
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2_x2 128.35 369.67 1310.6 2600.1
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 137.59 385.54 1317.4 2599.6
 """,
 }

@@ -37,10 +37,11 @@ fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 670.92 2137.7 8009.1 1563
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 876.56 3076.9 11899.9 23665.4
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 664.63 1806.0 6323.0 12159.1
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 911.03 2053.8 6549.3 12392.6
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 737.63 1695.6 5775.0 20896.3
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 635.98
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2129.3 3320.2 6700.5
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5965.9 5965.9
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 559.83 1563.4
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 5775.0 20896.3
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 584.69
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1570.5 2510.8 5111.1
+fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s1_ampere_ptr_lpt 5843.6 5843.6
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5196.1 11835.7
 fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2687.6 2747.7
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 562.78 1712.5 4786.6 5525.5

@@ -32,10 +32,11 @@ fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 404.73 1300.2 4828.8 9445
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 517.59 1813.7 7011.2 13941.9
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 402.96 1097.2 3841.2 7133.3
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 550.22 1246.1 3986.7 7277.0
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 443.14 1024.8 3461.7 12384.5
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 385.69
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1286.8 2077.0 4200.0
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3631.3 3631.3
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 337.08 935.42
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 3461.7 12384.5
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 352.18
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 953.81 1559.3 3061.3
+fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3533.7 3533.7
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3112.7 7033.7
 fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1662.7 1667.5
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 343.59 1037.8 2871.6 3293.7

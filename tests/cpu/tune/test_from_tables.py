@@ -11,10 +11,10 @@ import pytest
 
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.outcome import Outcome, Stage, Status
-from flashgen.schedules.space import seed_configs, tuned_default
+from flashgen.schedules.space import own_seeds, seed_configs, tuned_default
 from flashgen.search.goal import Budget, rendered_digest
 from flashgen.spec.attention import AttentionSpec
-from flashgen.spec.gpu import TARGETS
+from flashgen.spec.gpu import TARGETS, Gpu
 from flashgen.spec.problem import BUCKETS, workload
 from flashgen.table.entry import Entry, Run, short_digest
 from flashgen.table.table import APART, Table
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("emitted")
 
 L40S, H100, H200 = (TARGETS[f"nvidia_{name}"] for name in ("l40s", "h100_80gb_hbm3", "h200"))
 DEFAULTS = tuned_default(SPEC, L40S)
+OWN = own_seeds(SPEC, L40S)
 SMALL, LARGE = replace(FA2, br=64, bc=32, num_warps=4), replace(FA2, bc=32)
 HOPPER = replace(FA2, bc=128, schedule="hopper", loads="descriptor")
 ONLY = Budget(trials=1)
@@ -93,7 +94,7 @@ class TestWhatIsChosen:
             assert entry.result.max_abs_err_floors == 0.75  # of the nearest GPU that has the kernel
             assert is_derived(found, entry)
             assert [other.config for other in entry.evidence.runners_up] == [SMALL, DEFAULTS]
-            assert entry.evidence.candidates == 3
+            assert entry.evidence.candidates == 3 + len(OWN)
             assert (entry.evidence.legal or 0) > 100
         # The entry of the first bucket is lent by a GPU whose table has it for that bucket.
         assert {run.donor for run in found.runs} == {"nvidia_l4", "nvidia_a100_sxm4_80gb"}
@@ -290,6 +291,51 @@ class TestWhatIsChosen:
         assert dump(parse(text, Path("nvidia_l40s.yaml"))) == text
 
 
+class TestTilesOfTheirSchedule:
+    """Of schedule ampere on an L40S: no table lends them, and each is compared."""
+
+    L4 = table("nvidia_l4", lent(SMALL))
+
+    def test_the_least_estimate_is_chosen_and_belongs_to_the_run(
+        self, tmp_path: Path, monkeypatch: Patch
+    ) -> None:
+        """So the table may lend it."""
+        least = OWN[-1]
+        fake = evaluator({SMALL: 100.0, least: 99.0})
+        found, printed = derived(monkeypatch, tmp_path, fake, self.L4)
+        (entry,) = found.entries
+        assert (entry.config, entry.result.median_us) == (least, 99.0)
+        assert entry.result.max_abs_err_floors == 1.0  # it was checked here
+        assert not is_derived(found, entry)
+        assert "lent by" not in printed
+
+    def test_one_that_a_table_has_is_lent(self, tmp_path: Path, monkeypatch: Patch) -> None:
+        fake = evaluator({OWN[0]: 99.0})
+        found, printed = derived(monkeypatch, tmp_path, fake, table("nvidia_l4", lent(OWN[0])))
+        assert [entry.config for entry in found.entries] == [OWN[0]]
+        assert "lent by nvidia_l4" in printed
+        assert fake.configs("check") == []
+
+    def test_one_that_is_wrong_is_passed_over(self, tmp_path: Path, monkeypatch: Patch) -> None:
+        def failing(stage: Stage, config: KernelConfig) -> Status | None:
+            return Status.WRONG if stage == "check" and config in OWN else None
+
+        fake = evaluator({SMALL: 100.0} | dict.fromkeys(OWN, 10.0), failing=failing)
+        found, _ = derived(monkeypatch, tmp_path, fake, self.L4)
+        assert [entry.config for entry in found.entries] == [SMALL]
+
+    @pytest.mark.parametrize(
+        ("gpu", "source"), [(L40S, "measured"), (H200, "measured"), (H200, "estimated")]
+    )
+    def test_none_where_a_gpu_measures_or_is_not_their_schedules(
+        self, tmp_path: Path, monkeypatch: Patch, gpu: Gpu, source: Any
+    ) -> None:
+        """On a GPU ten minutes are for twenty specs; a search tries these tiles among the first."""
+        fake = evaluator({SMALL: 100.0}, gpu=gpu, source=source)
+        derived(monkeypatch, tmp_path, fake, self.L4)
+        assert not set(OWN) & set(fake.configs("timed"))
+
+
 FUSED = SPEC.for_direction("backward_fused")
 
 
@@ -336,7 +382,8 @@ class TestTheSearchThatFollows:
             monkeypatch, tmp_path, fake, self.L4, budget=Budget(trials=60), max_regret=0.0
         )
         lines = [line for line in printed.splitlines() if " configs tried" in line]
-        assert ["3 of" in line for line in lines] == [True, True, False, False]
+        tried = f"{3 + len(OWN)} of"
+        assert [tried in line for line in lines] == [True, True, False, False]
         assert "2 searches go on from there, of 60 configs each" in printed
         assert [entry.config for entry in found.entries] == [best, best]
         assert [run.donor for run in found.runs] == [None]
@@ -355,12 +402,13 @@ class TestTheSearchThatFollows:
         runner_up = replace(SMALL, num_stages=3)
         second = made_entry().evidence.runners_up[0]
         entry = with_evidence(lent(SMALL), runners_up=(replace(second, config=runner_up),))
-        for trials in (1, 3):
+        first = 2 + len(OWN)
+        for trials in (1, first + 1):
             fake = evaluator({SMALL: 100.0})
             out = tmp_path / str(trials)
             derived(monkeypatch, out, fake, table("nvidia_l4", entry), budget=Budget(trials=trials))
-            assert (runner_up in fake.configs("timed")) is (trials == 3)
-            assert len(set(fake.configs("timed"))) == (2 if trials == 1 else 3)
+            assert (runner_up in fake.configs("timed")) is (trials > 1)
+            assert len(set(fake.configs("timed"))) == max(first, trials)
 
     def test_none_where_trials_are_used_up(self, tmp_path: Path, monkeypatch: Patch) -> None:
         fake = evaluator({SMALL: 100.0, LARGE: 90.0})
@@ -371,7 +419,7 @@ class TestTheSearchThatFollows:
         self, tmp_path: Path, monkeypatch: Patch
     ) -> None:
         def failing(stage: Stage, config: KernelConfig) -> Status | None:
-            return Status.SPILLS if config in (SMALL, LARGE, DEFAULTS) else None
+            return Status.SPILLS if config in (SMALL, LARGE, DEFAULTS, *OWN) else None
 
         fake = evaluator({}, failing=failing)
         found, printed = derived(monkeypatch, tmp_path, fake, self.L4, budget=Budget(trials=20))
