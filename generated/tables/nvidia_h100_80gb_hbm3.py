@@ -314,48 +314,40 @@ fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
 fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
 """,
     "3.6 3.7 3.8": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
 bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 215.37 539.47 1862.8 3567.3
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
-bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
-bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
-bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
+bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
 bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
 bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma 215.37 539.47 1862.8 3567.3
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
-bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
 bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49 2593.5 5123.2
-bwd_dq_bf16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1332.0 2532.9
+bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 172.52 401.34 1332.0 2532.9
 bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 233.75 790.15 3030.1 6017.9
-bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
+bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
 bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52 602.9 2309.4 4585.8
-bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 131.6 345.88 1207.5 2288.8
+bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23 334.02 1170.0 2288.4
 bwd_dq_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
-bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
 bwd_dq_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
-bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 125.83 348.08 1236.1 2285.6
+bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 117.98 323.02 1160.0 2280.0
 bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49 2593.5 5123.2
-bwd_dq_fp16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1332.0 2532.9
+bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 172.52 401.34 1332.0 2532.9
 bwd_dq_fp16_d96 1 br128_bc128_w8_s2_hopper_tma 233.75 790.15 3030.1 6017.9
-bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
 bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52 602.9 2309.4 4585.8
-bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 131.6 345.88 1207.5 2288.8
+bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23 334.02 1170.0 2288.4
 bwd_dq_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
-bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
 bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
-bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 125.83 348.08 1236.1 2285.6
 """,
     "3.6 3.7 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
@@ -372,6 +364,16 @@ fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 98.46 248.11 841.47 1536.5
+""",
+    "3.6 3.8": """
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
+bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
+bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
+bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
+bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 125.83 348.08 1236.1 2285.6
 """,
     "3.7": """
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 159.6 438.49
@@ -391,41 +393,52 @@ fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
 fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
-bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
-bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma 566.12 1480.7
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma 518.3 1475.8
-bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
-bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma 1724.9 1724.9
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma 1553.1 3232.9
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 489.71 1288.7
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s4_hopper_tma 425.94 1274.0
+bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1680.4
+bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3 5307.3
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.6
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1395.4 3102.4
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.6 1217.5
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma_grp 533.71 1886.3
 bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
-bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 486.87 1766.7
-bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 562.53 1907.7
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 501.08 1807.4
-bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 544.68 1457.9
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma 485.95 1465.7
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 511.18 1530.9
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 515.29 1902.2
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma_grp 500.97 1409.6
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 450.91 1428.9
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 524.41 1467.8
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 473.48 1492.7
 bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
 bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
 bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
-bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 406.27 1033.9
+bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 400.79 1024.0
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
 bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 1137.3 1137.3
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1050.7 2364.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_lpt 347.37 919.56
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.34 933.92
-bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 340.34 1167.8
-bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 327.72 1129.3
-bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 405.03 1419.4
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 388.11 1308.0
-bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_lpt 350.15 928.05
-bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 330.84 926.69
-bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_lpt 413.16 1079.5
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_lpt 414.91 1140.1
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_grp 1102.6 1102.2
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1035.9 2346.5
+bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 333.92 901.32
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 332.07 925.48
+bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s2_hopper_tma_grp 338.41 1212.5
+bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 326.71 1133.5
+bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
+bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.36 1084.0
+bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 374.02 1329.8
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 355.51 1229.7
+bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_grp 325.74 893.83
+bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.31 905.23
+bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 389.46 1060.5
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 396.5 1158.2
 bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
+bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
+bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
+bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 117.98 323.02 1160.0 2280.0
 bwd_ds_bf16_d96 1024 br64_bc128_w8_s4_hopper_tma 1068.4 4108.0
 bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s2_hopper_tma 598.12 2088.7
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
@@ -444,5 +457,10 @@ bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
 bwd_ds_fp16_d256 1024 br64_bc64_w8_s2_hopper_tma 982.98 3748.3
 bwd_ds_fp16_d256_causal 1024 br64_bc64_w8_s2_hopper_tma 541.41 1894.9
+""",
+    "3.8": """
+bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
 """,
 }
