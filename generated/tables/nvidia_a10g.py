@@ -11,90 +11,90 @@ ARCH = "sm_86"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1055.0 4044.4 16001.8 31945.1
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 564.82
-fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 644.52
-fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2153.4 8135.9 15983.7
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 901.08 2540.5 9256.0 18142.5
-fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 629.1 1030.9
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 663.17 2164.9 8189.8 16010.7
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 933.32 2662.4 9694.7 19046.6
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 633.79
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1964.8
-fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 7549.5 29558.2
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 735.72
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s2_fa2_ptr 2268.0
-fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3740.0 7926.9
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 668.28 2175.6 6164.0 7117.3
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 920.51 2609.8 7198.8 8348.1
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 648.8
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1974.0 6325.3 15999.9
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 751.76 2224.5 2617.1 2886.4
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1175.1
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1495.8 5701.1 22522.5 44951.0
-fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 830.24 2809.4 10786.5 21505.4
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 981.12 4067.3 16470.0 33006.8
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 600.67 2208.1 8515.1 16632.5
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 773.46 2386.4 8699.7 16836.8
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 598.03 1976.4 7661.3 28396.4
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 763.08 2474.3 4450.5 8883.9
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8031.3 8031.3
-fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7056.1 16086.7
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3800.9
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 3840.5
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 666.94 2246.5 6400.9 7433.8
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 854.06 2569.9
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7167.5 8329.7
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 613.6 1934.1 6223.1 15749.8
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 743.45 2287.4
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2771.0 3013.5
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 582.22 1867.7 6856.1 13155.1
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 739.11 2157.8 7784.8 15324.2
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 498.99 1626.1 6404.0 25133.1
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 596.89 1876.3 3402.4 7256.2
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1016.2 3942.7 15648.6 31256.5
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 643.5 2242.7
-fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8330.8 15986.3
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1132.7 4439.6 17666.9 35303.4
-fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 741.47 2484.7 9213.3
-fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17901.3
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 931.95 2730.2 9815.4 19312.7
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 755.39 2290.4 8471.7 32798.4
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 910.96
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3057.4 5596.7 11987.0
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 797.18 2668.6 9840.3
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 797.39 2422.4 8966.1
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 831.13 2711.6 5252.2
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 750.58
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2552.2 7076.9 8189.8
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 705.84 2314.8
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7092.9 17897.8
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 773.11 2563.9 3389.5 3398.8
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 802.38 2686.4 7453.1
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 777.31
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2417.3 7408.6
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 804.86 2698.2
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3436.6
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3201.3 11910.8 46623.7 92926.1
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1467.8 5359.1 20822.3 41461.6
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1593.2 5908.9 23047.6 45920.3
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1057.5 4046.9 16004.3 31947.6
-fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 564.82
-fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 644.52
-fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2153.4 8135.9 15983.7
-fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 629.1 1030.9
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1495.8 5701.1 22522.5 44951.0
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 865.62 2932.2 11105.4 21750.0
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 981.12 4067.3 16470.0 33006.8
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 600.67 2208.1 8515.1 16632.5
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 598.03 1976.4 7661.3 28396.4
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1016.2 3942.7 15648.6 31256.5
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 643.5 2242.7
-fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8330.8 15986.3
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1132.7 4439.6 17666.9 35303.4
-fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 741.47 2484.7 9213.3
-fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17901.3
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 755.39 2290.4 8471.7 32798.4
+fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1222.7 4244.0 16351.7 32517.0
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 704.86
+fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 718.88
+fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2303.8 8442.0 16513.9
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1092.1 2735.2 9412.8 18334.1
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 696.54 1095.8
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 762.56 2310.5 8444.7 16503.3
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1160.2 2894.0 9971.0 19219.3
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 695.97
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2082.0
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 7697.5 29844.9
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 829.32
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s2_fa2_ptr 2524.1
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3791.3 7965.8
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 821.43 2353.6 6439.0 7415.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1219.1 2888.6 7516.1 8669.1
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 775.51
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2181.8 6550.3 16413.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 947.23 2426.0 2665.2 2938.0
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1341.0
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1642.1 5825.5 22568.3 44892.5
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 920.28 2965.6 11127.2 21817.8
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1232.9 4336.7 16783.0 33380.2
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 927.6 2511.9 8819.3 16954.7
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1266.5 2858.5 9153.0 17283.6
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1022.1 2356.0 8034.5 29081.0
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 917.41 2563.9 4291.6 8540.5
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8339.1 8339.1
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7236.4 16468.0
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3792.1
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 5570.2
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 793.45 2397.9 6672.9 7741.6
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1008.1 2726.9
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7422.7 8585.7
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 796.87 2099.3 6417.8 16105.9
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 930.77 3157.5
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2779.2 3020.0
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 667.7 1965.7 6994.4 13359.4
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 605.9 2023.3 7655.4 15192.0
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 573.32 1705.4 6454.8 25282.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 691.16 2079.7 3671.8 7821.2
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1067.0 4023.4 15854.0 31628.4
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 725.55 2319.3
+fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8603.8 16391.9
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1219.6 4561.7 17943.4 35786.1
+fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 838.15 2632.2 9571.7
+fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 18143.4
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 942.11 2740.5 9825.1 19322.7
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 864.93 2389.1 8560.3 32983.6
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 877.62
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3144.4 5624.4 12014.6
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 888.1 2773.9 10014.5
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 907.38 2521.9 9056.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 878.75 2913.3 5611.7
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 917.18
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2666.5 7213.3 8335.1
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 894.24 2491.4
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7219.6 18129.7
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 946.53 3191.7 4263.5 4267.6
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 914.77 2808.4 7613.5
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 849.01
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2543.7 7532.4
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 960.29 3277.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3473.7
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3497.7 12206.6 46916.9 93230.6
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 680.82 2535.6 12228.5 41483.8
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 834.28 2896.4 13649.7 46124.5
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1168.5 4197.2 16301.3 32439.2
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 704.86
+fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 718.88
+fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2303.8 8442.0 16513.9
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 696.54 1095.8
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1642.1 5825.5 22568.3 44892.5
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 988.13 3160.1 11874.1 23135.2
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1232.9 4336.7 16783.0 33380.2
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 927.6 2511.9 8819.3 16954.7
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1022.1 2356.0 8034.5 29081.0
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1067.0 4023.4 15854.0 31628.4
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 725.55 2319.3
+fwd_fp16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8603.8 16391.9
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1219.6 4561.7 17943.4 35786.1
+fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 838.15 2632.2 9571.7
+fwd_fp16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 18143.4
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 864.93 2389.1 8560.3 32983.6
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 230.19 230.19 230.19 230.19
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
@@ -106,149 +106,149 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 225.49 225.49 225.49 225.49
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 228.44 228.44 228.44 228.44
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 213.81 213.81 213.81 213.81
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 227.57 227.57 227.57 227.57
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2069.1 8047.8 31962.7 63849.2
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1001.9
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1265.4 4264.0 16171.3 31770.5
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1345.8 4408.9 16754.9 32891.8
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1161.7 1961.3 16254.2
-bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 4763.0 13177.2
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 3954.8
-bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 12894.2
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2556.9
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 2904.3 11390.0 45332.8 90589.7
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1747.6 5990.5 22759.0 45129.0
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2210.8 8668.7 34500.1 68942.0
-bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1457.0 4861.8 18193.7 35379.3
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1486.8 4842.1 17985.3 34925.0
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4482.7
-bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17741.3 61464.2
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 18650.6 18650.6
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17136.3 36407.4
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 5602.7 14944.5
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4008.1 13564.9
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 5256.4 20122.2
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4533.8 18521.6
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3191.2 12319.1 48831.0 97513.5
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1823.4 6434.5 24706.2 49049.9
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2542.0 9809.6 38880.0 77640.5
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1396.4 4932.9 18912.7 37532.8
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2051.5 7379.9 28446.5 56507.8
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4431.9 18221.1
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5367.8 20562.9
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4927.5 20325.5
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 5073.4 14710.3
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4488.1 15328.9
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5355.2 15533.0
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4951.0 16934.1
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4285.2 15721.4 61598.9 123031.7
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17799.5 74915.9
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2069.1 8047.8 31962.7 63849.2
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1001.9
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1265.4 4264.0 16171.3 31770.5
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1161.7 1961.3 16254.2
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 2904.3 11390.0 45332.8 90589.7
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1747.6 5990.5 22759.0 45129.0
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2210.8 8668.7 34500.1 68942.0
-bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1457.0 4861.8 18193.7 35379.3
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4482.7
-bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17741.3 61464.2
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3191.2 12319.1 48831.0 97513.5
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1823.4 6434.5 24706.2 49049.9
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2542.0 9809.6 38880.0 77640.5
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1396.4 4932.9 18912.7 37532.8
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4431.9 18221.1
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1562.3 6046.3 23982.5 47897.4
-bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 745.47
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 938.52 3188.8 12189.4 23936.9
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 975.23 3259.2 12348.2 24254.6
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 895.31 1477.8 11254.9
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 3428.6 9701.7
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2956.9
-bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 9413.9
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 1803.9
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2168.0 8465.0 33653.2 67237.4
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1431.4 4712.0 17633.0 34416.9
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1723.1 6733.4 26774.3 53495.7
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1116.7 3660.1 13632.9 26486.6
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1212.0 4138.6 15811.8 31334.6
-bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3342.6
-bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12460.4 45807.1
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12817.2 12817.2
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 11589.7 26398.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3680.0 10329.8
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3344.1 10306.8
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4500.2 16897.1
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3929.0 15558.9
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3086.1 12054.2 47926.5 95756.3
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1727.7 6279.2 23979.9 47673.5
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2477.6 9678.5 38482.2 76887.2
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1398.2 5087.5 19342.3 38422.9
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1091.0 3822.5 14701.0 29214.6
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4424.2 18031.8
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5226.8 19818.6
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4487.0 18292.2
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5251.1 15123.6
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4485.2 15098.2
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5487.1 15795.8
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4427.4 14881.4
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5431.7 20525.0 80851.6 161327.6
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 10445.6 44245.9
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1562.3 6046.3 23982.5 47897.4
-bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 745.47
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 938.52 3188.8 12189.4 23936.9
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 895.31 1477.8 11254.9
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2168.0 8465.0 33653.2 67237.4
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1431.4 4712.0 17633.0 34416.9
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1723.1 6733.4 26774.3 53495.7
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1116.7 3660.1 13632.9 26486.6
-bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3342.6
-bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12460.4 45807.1
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3086.1 12054.2 47926.5 95756.3
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1727.7 6279.2 23979.9 47673.5
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2477.6 9678.5 38482.2 76887.2
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1398.2 5087.5 19342.3 38422.9
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4424.2 18031.8
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2847.9 11072.3 43969.9 87833.3
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1687.1 5823.5 22222.1 43706.7
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3448.5
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 4443.2 17308.3 68768.8 137382.8
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2636.0 9158.6 34903.3 69310.0
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 3355.1 13067.6 51917.6 103717.6
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2014.7 7003.7 26614.4 52839.0
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2847.9 11072.3 43969.9 87833.3
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1687.1 5823.5 22222.1 43706.7
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 4443.2 17308.3 68768.8 137382.8
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2636.0 9158.6 34903.3 69310.0
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3355.1 13067.6 51917.6 103717.6
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2014.7 7003.7 26614.4 52839.0
-decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 28.663 79.529 267.17 515.77
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 28.929 79.689
-decode_bf16_d64_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_x2 267.26 515.82
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 37.604 104.49 285.02 541.88
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 29.121 79.801 142.58 142.58
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 37.945 104.73 170.31 170.31
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 47.033 143.08
-decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 516.85 1014.2
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 47.268 143.79 516.86 1014.2
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 78.735 202.08 553.86 1111.0
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 47.462 143.94 267.88 267.88
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 71.923 200.08 326.98 326.98
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 523.37 523.7
-decode_bf16_d192v128_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 56.988
-decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 176.61 642.84 1264.6
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 106.62 295.79 821.49 1576.5
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 81.454 270.73 1017.4 2013.3
-decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 83.076
-decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 273.77 1019.1 2013.8
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 173.59
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 410.47 1122.0 2160.4
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 82.248 271.46 1018.0
-decode_bf16_d256_window_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 83.723
-decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 273.8 521.29 521.29
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 165.01
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 412.81 667.29 667.29
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 82.439 271.47 517.55
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 153.79 521.41 2026.3 4014.9
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 154.68 521.37 2026.1 4014.3
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2137.4 8146.8 32206.2 64287.3
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1115.6
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1375.6 4372.0 16425.9 32235.1
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1415.7 4460.2 16765.4 32909.5
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1281.9 2067.4 16265.4
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 4766.1 13180.5
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 3983.4
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 12903.0
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2702.6
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 3059.0 11554.2 45544.1 90884.7
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2015.3 6607.0 24820.4 49142.2
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2301.5 8766.1 34633.4 69143.6
+bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1594.0 4996.2 18361.3 35587.5
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1628.6 4982.2 18115.7 35044.7
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4553.1
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17767.5 61506.6
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 18659.8 18659.8
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17156.3 36441.1
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 5613.4 14957.0
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4061.2 13582.5
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 5466.0 20328.7
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4828.5 18818.0
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3350.4 12530.6 49264.7 98244.2
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2203.0 6824.5 25184.0 49650.4
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2672.9 10017.0 39407.8 78596.5
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1723.7 5294.7 19457.4 38331.3
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2193.8 7509.7 28574.2 56634.8
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4621.7 18408.1
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5506.0 20705.0
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5110.9 20508.2
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 5120.9 14755.7
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4559.7 15400.6
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 5402.6 15578.3
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5021.6 17005.2
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4358.3 15783.7 61672.5 123105.3
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 17887.7 74999.0
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2137.4 8146.8 32206.2 64287.3
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1115.6
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1375.6 4372.0 16425.9 32235.1
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1281.9 2067.4 16265.4
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 3059.0 11554.2 45544.1 90884.7
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2015.3 6607.0 24820.4 49142.2
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2301.5 8766.1 34633.4 69143.6
+bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1594.0 4996.2 18361.3 35587.5
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4553.1
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 17767.5 61506.6
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3350.4 12530.6 49264.7 98244.2
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2203.0 6824.5 25184.0 49650.4
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2672.9 10017.0 39407.8 78596.5
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1723.7 5294.7 19457.4 38331.3
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 4621.7 18408.1
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1654.6 6164.8 24244.4 48353.9
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 956.7
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1042.9 3323.7 12504.3 24407.1
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1176.5 3454.8 12522.0 24415.4
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1042.8 1602.4 11369.9
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 3477.7 9753.3
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3094.8
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 9565.8
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 2025.7
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2340.2 8656.9 33939.8 67696.7
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1608.2 4894.9 17858.6 34694.7
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1866.9 6891.0 27003.9 53867.9
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1260.7 3811.2 13812.5 26705.9
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1264.4 4190.7 15861.6 31384.5
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3521.7
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12617.4 46092.5
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12963.5 12963.5
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 11789.4 26789.2
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3848.5 10507.7
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3557.0 10514.5
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4616.1 17006.6
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4076.8 15708.4
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3186.7 12246.3 48612.7 97101.2
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1818.5 6412.4 24335.8 48356.7
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2574.4 9847.8 39080.3 78057.1
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1486.3 5212.8 19652.3 39014.6
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1388.0 4108.8 14982.4 29494.3
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4468.9 18085.9
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5254.6 19845.1
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4523.2 18328.9
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5280.6 15150.8
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4521.0 15135.2
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5517.8 15825.1
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4459.2 14911.1
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 5737.0 20826.1 81162.7 161622.7
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 11121.0 44934.0
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1654.6 6164.8 24244.4 48353.9
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 956.7
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1042.9 3323.7 12504.3 24407.1
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1042.8 1602.4 11369.9
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2340.2 8656.9 33939.8 67696.7
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1608.2 4894.9 17858.6 34694.7
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1866.9 6891.0 27003.9 53867.9
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1260.7 3811.2 13812.5 26705.9
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3521.7
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12617.4 46092.5
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3186.7 12246.3 48612.7 97101.2
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1818.5 6412.4 24335.8 48356.7
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2574.4 9847.8 39080.3 78057.1
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1486.3 5212.8 19652.3 39014.6
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4468.9 18085.9
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2998.2 11256.9 44316.3 88397.7
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1902.3 6085.3 22759.4 44647.7
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3649.2
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 4636.6 17641.6 69674.1 139051.6
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2971.8 9520.5 35401.9 70002.8
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 3510.3 13342.0 52681.9 105135.9
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2278.6 7285.0 26997.9 53373.5
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2998.2 11256.9 44316.3 88397.7
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1902.3 6085.3 22759.4 44647.7
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 4636.6 17641.6 69674.1 139051.6
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2971.8 9520.5 35401.9 70002.8
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3510.3 13342.0 52681.9 105135.9
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2278.6 7285.0 26997.9 53373.5
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 32.333 81.846 267.69 515.81
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 34.481 83.761
+decode_bf16_d64_sink_paged 4096 br16_bc64_w4_s5_fa2_ptr_x2 267.87 515.86
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 42.285 108.42 288.16 545.96
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 37.86 87.566 144.69 144.69
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 45.045 110.69 175.7 175.7
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 50.037 143.23
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 516.88 1014.2
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 52.645 145.38 516.89 1014.2
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 81.351 203.55 553.0 1107.6
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 55.737 146.34 268.56 268.56
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 71.573 199.69 326.36 326.36
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 523.42 523.7
+decode_bf16_d192v128_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 56.754
+decode_bf16_d192v128_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 178.26 642.87 1264.6
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 113.16 304.69 844.6 1620.0
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 83.951 270.97 1017.4 2013.3
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 83.108
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 275.67 1019.1 2013.8
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 184.06
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 415.6 1126.7 2167.0
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 87.415 271.75 1018.0
+decode_bf16_d256_window_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 83.731
+decode_bf16_d256_window_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 276.33 521.98 521.98
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 186.23
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 420.69 672.88 672.88
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 92.207 271.91 517.61
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 160.67 521.5 2026.4 4014.9
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 165.32 534.91 2026.2 4014.4
 """,
 }

@@ -11,85 +11,85 @@ ARCH = "sm_86"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 549.55 1962.0 7611.6 15144.5
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 464.82
-fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 391.7 1154.5 4223.9 8169.7
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 524.71 1416.1 5047.8 9836.0
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.27
-fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 612.66
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 382.24 1126.8 4088.1 7908.0
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 521.8 1398.9 4961.7 9690.1
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 394.51
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1112.7 3852.0 14935.1
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 513.69
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1385.1 2224.0 4596.3
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 394.1 1147.0 3153.9 3641.2
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 565.55 1479.7 3982.2 4612.1
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 422.67
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1140.7 3487.3 8775.2
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 556.13
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1527.8 1718.7 1914.0
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 855.01
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 800.31 2939.7 11497.1 22907.1
-fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 519.96 1683.3 6297.9 12289.4
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 508.62 2050.0 8215.5 16436.2
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 390.19 1131.8 4281.5 8338.6
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 445.08 1260.7 4471.7 8611.3
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 346.65 1030.0 3848.7 14171.2
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 543.18
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1661.9 2807.5 5675.5
-fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4260.2 4260.2
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3925.7 8922.8
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2613.2
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2653.4
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 393.16 1246.4 3463.4 4029.1
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 488.39 1362.4 3710.7 4315.3
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 394.88 1133.1 3546.9 8950.6
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 524.49 1594.6
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1873.4
-fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2101.0
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 329.34 1010.2 3648.6 6988.7
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 521.73 1424.0 5006.2 9783.9
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 368.26 1022.2 3961.3 15433.3
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 369.82 1062.0 1895.4 4051.3
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 557.0 2107.8 8310.9 16581.8
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 378.3
-fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1197.0 4324.9 8284.7
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 645.36 2491.5 9876.3 19722.6
-fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 423.58 1392.4 5112.0 9771.0
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 590.87 1597.5 5568.2 10854.3
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 441.93 1314.0 4833.3 18608.1
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 495.34 1582.8 3049.3 6247.9
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 453.63 1489.8 5468.2
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 472.35 1387.4 5075.5
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 583.88 1846.5 3623.2
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 420.23 1360.0 3715.7 4315.6
-fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 432.74 1273.3 3841.1 9698.4
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 486.41
-fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1568.8 2055.4 2193.2
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 457.46 1492.5 4083.2
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 456.78 1335.3 4019.4
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 547.96 1777.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2220.7
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2433.2 8984.6 35090.6 69868.0
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1166.2 4210.5 16318.1 32434.8
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1252.0 4612.2 17954.2 35711.1
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 528.69 1941.1 7590.8 15123.6
-fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 464.82
-fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 391.7 1154.5 4223.9 8169.7
-fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.27
-fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 612.66
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 800.31 2939.7 11497.1 22907.1
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 519.96 1683.3 6297.9 12289.4
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 508.62 2050.0 8215.5 16436.2
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 390.19 1131.8 4281.5 8338.6
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 346.65 1030.0 3848.7 14171.2
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 557.0 2107.8 8310.9 16581.8
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 378.3
-fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1197.0 4324.9 8284.7
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 645.36 2491.5 9876.3 19722.6
-fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 423.58 1392.4 5112.0 9771.0
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 441.93 1314.0 4833.3 18608.1
+fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 675.69 2134.6 7977.6 15768.5
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 537.68
+fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 511.15 1283.0 4381.4 8365.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 744.91 1637.5 5250.1 10045.8
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 550.96
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 682.87
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 506.09 1312.2 4528.0 8669.0
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 750.81 1621.4 5193.9 9862.5
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 466.49
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1210.6 3956.6 15129.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 689.99
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1545.2 2247.9 4634.6
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 542.63 1354.2 3518.1 4043.3
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 783.04 1699.5 4192.1 4818.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 539.16
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1304.4 3653.6 9106.1
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 696.52
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1658.8 1758.9 1949.8
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 967.37
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 943.41 3167.9 12069.4 23937.4
+fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 654.93 1845.3 6533.7 12634.1
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 715.95 2273.1 8530.9 16876.7
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 596.32 1382.2 4519.2 8577.0
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 876.83 1680.5 4871.5 9003.9
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 699.45 1342.6 4155.2 14732.0
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 648.89
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1902.1 2862.9 5731.2
+fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4484.4 4484.4
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4167.7 9393.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2703.2
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2629.0
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 558.34 1445.6 3743.8 4326.6
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 761.74 1626.7 3972.5 4570.7
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 560.23 1273.2 3626.2 9041.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 709.35 1771.4
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1975.2
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2191.6
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 408.91 1097.7 3797.2 7226.6
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 418.54 1321.2 4906.1 9678.0
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 399.63 1085.8 4023.6 15551.2
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 484.53 1330.0 2298.4 4893.4
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 618.63 2227.7 8666.2 17251.3
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 448.2
+fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1315.6 4488.3 8506.3
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 736.83 2635.2 10241.9 20384.6
+fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 504.98 1487.4 5287.0 10045.7
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 652.67 1659.0 5626.8 10917.3
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 543.42 1402.0 4911.8 18773.6
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 565.48 1661.8 3071.0 6270.3
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 536.51 1589.3 5659.3
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 572.62 1475.0 5152.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 622.95 1858.9 3460.7
+fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 527.08 1474.4 3880.3 4491.8
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 567.79 1394.6 3963.4 9922.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 595.73
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1683.6 2098.2 2243.7
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 551.32 1546.7 4074.2
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 594.14 1457.3 4141.2
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 649.58 1909.7
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2255.4
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2716.9 9267.8 35372.8 70158.6
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 547.04 2002.2 9583.3 32460.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 677.83 2286.7 10646.6 35897.1
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 642.75 2069.9 7791.9 15422.3
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 537.68
+fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 511.15 1283.0 4381.4 8365.7
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 550.96
+fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 682.87
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 943.41 3167.9 12069.4 23937.4
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 654.93 1845.3 6533.7 12634.1
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 715.95 2273.1 8530.9 16876.7
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 596.32 1382.2 4519.2 8577.0
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 699.45 1342.6 4155.2 14732.0
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 618.63 2227.7 8666.2 17251.3
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 448.2
+fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1315.6 4488.3 8506.3
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 736.83 2635.2 10241.9 20384.6
+fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 504.98 1487.4 5287.0 10045.7
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 543.42 1402.0 4911.8 18773.6
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 198.85 198.85 198.85 198.85
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 194.81 194.81 194.81 194.81
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 197.35 197.35 197.35 197.35
@@ -101,157 +101,157 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 194.81 194.81 194.81 194.81
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 197.35 197.35 197.35 197.35
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 184.73 184.73 184.73 184.73
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 196.59 196.59 196.59 196.59
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1068.4 4057.2 16012.4 31952.6
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 698.44
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 689.31 2193.3 8134.2 15986.6
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 830.09 2497.7 9138.5 17842.2
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 700.29 1040.1 7801.8
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2495.9 6823.8
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2055.1 6549.8
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1637.0
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1650.2 6390.0 25349.0 50627.7
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1140.3
-bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3686.4 13712.3 26747.3
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1263.2 4887.4 19383.9 38712.6
-bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 882.36 2888.6 10758.3 20907.6
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 897.83 2816.8 10323.2 20007.2
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2640.3
-bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10620.9 36650.5
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 11648.1 11648.1
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10462.4 21991.9
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3336.8 8783.6
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2732.9
-bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 8697.6
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3475.0 13126.0
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3033.2 12125.1
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2130.6 8104.4 31999.5 63859.8
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1252.2 4284.3 16277.8 32271.8
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1698.3 6460.4 25508.9 50906.9
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 944.1 3234.7 12267.1 24321.2
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1402.3 4894.5 18657.9 37027.3
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2981.3 12058.2
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3613.9 13711.2
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3577.0 14591.3
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3399.5 9805.7
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3025.5 10240.0
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3622.5 10455.3
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3582.8 12172.9
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3304.0 12032.1 46672.7 93182.8
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 14655.2 61253.1
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1068.4 4057.2 16012.4 31952.6
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 698.44
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 689.31 2193.3 8134.2 15986.6
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 700.29 1040.1 7801.8
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1650.2 6390.0 25349.0 50627.7
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1140.3
-bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3686.4 13712.3 26747.3
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1263.2 4887.4 19383.9 38712.6
-bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 882.36 2888.6 10758.3 20907.6
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2640.3
-bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10620.9 36650.5
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2130.6 8104.4 31999.5 63859.8
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1252.2 4284.3 16277.8 32271.8
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1698.3 6460.4 25508.9 50906.9
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 944.1 3234.7 12267.1 24321.2
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2981.3 12058.2
-bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 785.12 2882.6 11272.3 22458.6
-bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 583.79
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.13 1543.2 5760.8 11186.8
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 556.05 1729.1 6403.1 12562.4
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 585.51 769.75 5419.0
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1751.2 4915.6
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1508.4 4508.9
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1130.3
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1280.1 4928.6 19522.4 38980.7
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 902.79 2883.0 10684.0 20826.5
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1041.5 4015.2 15909.9 31769.5
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 692.5 2220.4 8206.4 15929.7
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 839.93 2739.0 10312.2 20385.7
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1990.9 7260.9 26621.0
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 7390.5 7390.5
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 6685.6 15217.9
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2142.2 5949.1
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1969.1 5982.1
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3333.5 12467.2
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2995.1 11820.2
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2294.0 8899.4 35320.8 70549.3
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1285.2 4602.0 17505.7 34605.1
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1831.3 7105.8 28203.7 56334.3
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1035.5 3735.5 14159.8 27939.0
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 842.91 2897.7 11081.7 21984.7
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3247.0 13120.8
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3915.6 14797.6
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3312.4 13386.4
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3883.7 11142.8
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3309.6 11048.5
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4098.8 11751.6
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3230.3 10765.2
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4477.1 16826.9 66168.3 132009.6
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 7678.0 32259.7
-bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 785.12 2882.6 11272.3 22458.6
-bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 583.79
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 491.13 1543.2 5760.8 11186.8
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 585.51 769.75 5419.0
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1280.1 4928.6 19522.4 38980.7
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 902.79 2883.0 10684.0 20826.5
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1041.5 4015.2 15909.9 31769.5
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 692.5 2220.4 8206.4 15929.7
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1990.9 7260.9 26621.0
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2294.0 8899.4 35320.8 70549.3
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1285.2 4602.0 17505.7 34605.1
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1831.3 7105.8 28203.7 56334.3
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1035.5 3735.5 14159.8 27939.0
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3247.0 13120.8
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1534.8 5842.7 23074.5 46050.2
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1003.2
-bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3229.3 11976.5 23447.8
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2302.3
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 2868.8 11044.9 43749.4 87355.3
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1762.0 5927.3 22355.0 44356.6
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2106.1 8096.9 32060.3 64011.4
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1317.2 4448.5 16745.9 33101.7
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1534.8 5842.7 23074.5 46050.2
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1003.2
-bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3229.3 11976.5 23447.8
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 2868.8 11044.9 43749.4 87355.3
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1762.0 5927.3 22355.0 44356.6
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2106.1 8096.9 32060.3 64011.4
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1317.2 4448.5 16745.9 33101.7
-decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 26.518 71.501 235.58 451.76
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 26.724
-decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 71.554
-decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 235.62 451.78
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.222 88.541 247.4 469.24
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 26.929
-decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 71.359
-decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 126.81 126.81
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.693 88.802 143.41 143.41
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 42.745 127.54
-decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 452.75 882.23
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 43.005 127.82 452.88 882.4
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 66.174 172.31 481.82 958.52
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 43.462 128.02 236.42 236.42
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 63.667
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 173.47
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 285.05 285.05
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 459.13 459.57
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 52.128 157.25 564.95 1102.6
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 84.24 232.49 641.74 1222.4
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 73.144 239.12 888.07
-decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1750.5
-decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 74.899
-decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 242.0 892.09 1751.8
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 136.22
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 348.65 975.4 1876.1
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 73.685 239.7 888.78
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 75.633 242.12 458.37 458.37
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 124.79
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 350.1
-decode_bf16_d256_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 620.4 620.4
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 74.029 240.06 454.61
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 139.02 464.52
-decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1776.5 3523.6
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 140.46 465.64
-decode_bf16_d512_paged 4096 br16_bc32_w8_s3_fa2_ptr_v2_x2 1779.5 3529.0
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1102.0 4039.4 15809.6 31505.1
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 729.96
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 840.98 2357.9 8440.8 16427.0
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 947.4 2603.6 9220.1 17919.8
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 833.6 1191.1 7731.3
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2505.5 6834.9
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2084.1 6560.9
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1794.0
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1792.6 6540.8 25541.6 50897.4
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1364.9
+bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3834.7 13891.8 26971.6
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1350.2 4980.7 19511.2 38906.7
+bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1012.9 3057.5 11091.9 21452.0
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1033.9 2944.3 10448.2 20125.5
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2682.0
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10649.7 36675.8
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 11655.1 11655.1
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10479.1 22027.4
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3347.2 8795.8
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2752.9
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 8711.5
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3686.3 13338.8
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3326.3 12418.4
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2288.6 8311.3 32414.6 64553.1
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1634.7 4675.8 16759.1 32858.4
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1830.5 6663.5 26008.7 51803.3
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1278.5 3601.4 12813.8 25095.8
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1553.9 5032.6 18798.8 37165.3
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3163.4 12242.8
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3755.9 13860.6
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3755.6 14772.9
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3450.4 9856.7
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3095.4 10310.8
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3673.5 10506.1
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3655.9 12245.0
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3367.0 12095.0 46747.1 93257.3
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 14725.7 61329.1
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1102.0 4039.4 15809.6 31505.1
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 729.96
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 840.98 2357.9 8440.8 16427.0
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 833.6 1191.1 7731.3
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1792.6 6540.8 25541.6 50897.4
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1364.9
+bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3834.7 13891.8 26971.6
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1350.2 4980.7 19511.2 38906.7
+bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 1012.9 3057.5 11091.9 21452.0
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2682.0
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10649.7 36675.8
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2288.6 8311.3 32414.6 64553.1
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1634.7 4675.8 16759.1 32858.4
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1830.5 6663.5 26008.7 51803.3
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1278.5 3601.4 12813.8 25095.8
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3163.4 12242.8
+bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 929.84 3078.1 11685.5 23163.1
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 701.51
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 614.51 1697.4 6073.5 11647.2
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 749.68 1915.7 6588.3 12734.9
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 652.46 913.97 5556.6
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1856.3 5004.8
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1650.6 4648.6
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1242.8
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1445.0 5111.6 19795.1 39415.3
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1075.0 3057.2 10898.0 21097.4
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1176.8 4163.7 16128.2 32125.1
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 831.06 2359.3 8377.7 16139.8
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 887.05 2785.9 10360.5 20436.9
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2140.0 7406.7 26887.8
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 7534.3 7534.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 6870.2 15583.4
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2294.4 6109.1
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2167.0 6173.5
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3438.1 12571.9
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3133.3 11955.5
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2387.5 9076.7 35953.0 71788.1
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1369.6 4731.7 17846.1 35258.3
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1922.0 7260.3 28742.9 57386.4
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1121.4 3851.5 14455.3 28503.7
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1124.1 3169.0 11350.9 22249.9
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3278.0 13101.6
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3948.1 14829.1
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3349.8 13422.2
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3912.5 11177.7
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3348.0 11090.4
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4129.2 11778.9
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3277.5 10814.4
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4763.5 17108.4 66450.3 132291.9
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 8321.2 32918.0
+bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 929.84 3078.1 11685.5 23163.1
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 701.51
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 614.51 1697.4 6073.5 11647.2
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 652.46 913.97 5556.6
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1445.0 5111.6 19795.1 39415.3
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1075.0 3057.2 10898.0 21097.4
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1176.8 4163.7 16128.2 32125.1
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 831.06 2359.3 8377.7 16139.8
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2140.0 7406.7 26887.8
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2387.5 9076.7 35953.0 71788.1
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1369.6 4731.7 17846.1 35258.3
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1922.0 7260.3 28742.9 57386.4
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1121.4 3851.5 14455.3 28503.7
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3278.0 13101.6
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1660.3 5963.5 23199.1 46182.0
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1207.4
+bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3494.5 12246.9 23724.0
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2418.3
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 3047.7 11353.2 44586.8 88898.9
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2077.6 6265.5 22820.9 45002.2
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2249.8 8351.0 32768.1 65324.8
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1564.3 4710.9 17104.4 33606.6
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1660.3 5963.5 23199.1 46182.0
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1207.4
+bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3494.5 12246.9 23724.0
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 3047.7 11353.2 44586.8 88898.9
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2077.6 6265.5 22820.9 45002.2
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2249.8 8351.0 32768.1 65324.8
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1564.3 4710.9 17104.4 33606.6
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 30.352 74.815 236.89 452.61
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 32.411
+decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 75.162
+decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 237.06 452.72
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 35.568 92.91 251.32 474.55
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 35.873
+decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 73.708
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 131.56 131.56
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 38.496 95.153 148.06 148.06
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 45.968 128.22
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 453.36 882.47
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 48.304 129.9 453.64 882.7
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 68.776 174.01 481.34 956.23
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 51.218 131.14 238.16 238.16
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 63.318
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 177.15
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 284.17 284.17
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 460.26 460.72
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 58.443 159.25 565.66 1102.8
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 90.638 241.11 663.62 1263.4
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 76.585 240.22 889.08
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1750.7
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 74.81
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 244.43 892.93 1752.1
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 146.51
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 354.49 981.29 1884.3
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 79.401 241.06 890.03
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 83.789 245.67 460.24 460.24
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 145.64
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 359.06
+decode_bf16_d256_window_paged_invariant 4096 br16_bc64_w1_s3_fa2_ptr_v2 680.24 680.24
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 84.305 242.12 456.55
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 148.92 465.4
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1777.6 3524.7
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 151.08 501.74
+decode_bf16_d512_paged 4096 br16_bc32_w8_s3_fa2_ptr_v2_x2 1810.2 3540.1
 """,
 }

@@ -11,89 +11,89 @@ ARCH = "sm_86"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1257.4 4821.6 19078.6 38087.8
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 663.53
-fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 749.56 2524.8
-fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9551.1 18807.4
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1046.9 2980.9 10777.9 20976.4
-fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 738.88 1214.0
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 774.93 2528.2 9530.7 18811.3
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1082.2 3124.6 11379.2 22098.7
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 742.52
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2316.4
-fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 8860.4 34693.3
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 863.09
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2651.1 4355.9 9317.8
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 785.02 2533.9 7231.9 8390.7
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1069.3 3035.6 8431.4 9782.4
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 760.34
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2314.0 7441.7 18806.3
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 881.65 2615.0 3076.8 3409.3
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1375.3
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1759.2 6706.7 26496.6 52883.0
-fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 957.65 3305.4 12636.0 24748.2
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1154.3 4848.9 19636.7 39353.7
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 703.12 2581.0 9854.7 19426.6
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 905.94 2784.0 10053.6 19672.8
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 701.1 2309.1 9001.8 33375.7
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 893.15 2905.4 5097.2 10215.6
-fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9259.9 9259.9
-fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8275.6 18884.3
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 4317.7
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 4474.7
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 779.72 2635.2 7465.1 8711.2
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1000.5 3004.8
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 8377.9 9758.4
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 717.24 2251.0 7311.5 18492.6
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 870.79 2680.6
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3191.8 3589.1
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 677.82 2174.0 7826.6 15291.8
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 863.23 2522.9 9106.4 17961.1
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 582.93 1916.4 7502.2 29518.6
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 691.09 2195.0 3847.0 8190.7
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1206.2 4681.4 18582.2 37116.6
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 754.91
-fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2639.8 9510.5 18582.9
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1393.4 5463.4 21743.2 43449.6
-fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 867.34 2902.0
-fwd_bf16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10613.4 20758.0
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1088.8 3186.3 11461.1 22615.5
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 879.31 2666.4 9861.7 38531.1
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1054.1
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3555.6 6242.8 13448.6
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 933.51 3096.2 11153.4
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 928.1 2820.0 10436.9
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 974.6 3215.1 5982.8
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 875.69
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2962.1 8213.1 9561.1
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 826.04
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2694.0 8335.1 20988.1
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 906.26 3002.0 3826.0 4203.0
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 939.61 3116.7 8649.7
-fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 903.63
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2812.6 8706.3
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 937.74
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3161.1 4008.2
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3751.4 13956.2 54680.0 108975.4
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1714.8 6252.5 24345.1 48471.6
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1860.2 6896.0 26955.3 53691.9
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1260.3 4824.6 19081.5 38090.8
-fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 663.53
-fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 749.56 2524.8
-fwd_fp16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9551.1 18807.4
-fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 738.88 1214.0
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1759.2 6706.7 26496.6 52883.0
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1008.6 3430.2 12893.2 25480.6
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1154.3 4848.9 19636.7 39353.7
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 703.12 2581.0 9854.7 19426.6
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 701.1 2309.1 9001.8 33375.7
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1206.2 4681.4 18582.2 37116.6
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 754.91
-fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2639.8 9510.5 18582.9
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1393.4 5463.4 21743.2 43449.6
-fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 867.34 2902.0
-fwd_fp16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10613.4 20758.0
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 879.31 2666.4 9861.7 38531.1
+fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1448.7 5023.4 19344.4 38467.3
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 828.95
+fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 840.16 2686.2
+fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9910.7 19339.4
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1280.3 3203.8 11039.1 21136.5
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 817.72 1280.8
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 894.98 2691.1 9898.6 19327.5
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1367.7 3397.3 11604.2 22251.3
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 817.08
+fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2440.0
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9036.9 35073.4
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 972.71
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2923.8 4414.3 9372.3
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 963.17 2751.7 7546.4 8746.6
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1431.4 3404.6 8780.1 10125.8
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 909.27
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2558.1 7690.0 19311.9
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 1109.5 2836.9 3137.4 3470.4
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1572.8
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1931.4 6853.0 26550.4 52814.1
+fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1076.2 3466.7 12972.2 25400.9
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1469.4 5170.1 20009.8 39798.7
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1078.3 2934.8 10170.0 19804.4
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1481.1 3341.3 10518.7 20199.4
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1196.9 2756.5 9433.9 34176.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1074.4 3002.6 4921.4 9803.7
+fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9611.7 9611.7
+fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8528.2 19360.9
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 4301.2
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 6526.5
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 924.28 2819.9 7804.0 9083.3
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1181.7 3168.7
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 8674.2 10051.3
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 936.33 2448.6 7530.1 18950.1
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1091.8 3734.0
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3203.5 3599.2
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 779.79 2281.9 7970.4 15533.9
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 709.29 2366.2 8953.7 17807.4
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 671.45 1999.6 7583.7 29715.0
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 808.23 2437.3 4156.1 8853.4
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1266.4 4777.2 18826.0 37558.1
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 843.74
+fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2855.7 9798.1 19069.0
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1500.4 5613.7 22083.3 44043.6
+fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 980.6 3074.0
+fwd_bf16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10784.6 21050.2
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1101.0 3198.3 11472.6 22626.7
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1005.0 2780.3 9961.5 38738.7
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1026.2
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3661.0 6270.3 13481.6
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1032.6 3210.7 11339.3
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1054.7 2934.5 10537.0
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1024.1 3425.9 6405.5
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1072.7
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3087.0 8365.0 9729.4
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1046.2
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2843.5 8470.0 21270.2
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1091.8 3746.4 4725.8 5239.8
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1067.3 3253.2 8831.0
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 997.84
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2961.0 8839.1
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1128.0
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3338.5 4054.2
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 4100.6 14301.2 55032.2 109332.1
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 787.22 2948.4 14300.1 48503.3
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 967.1 3366.8 15957.4 53931.8
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1377.3 4942.5 19190.4 38186.5
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 828.95
+fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 840.16 2686.2
+fwd_fp16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9910.7 19339.4
+fwd_fp16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 817.72 1280.8
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1931.4 6853.0 26550.4 52814.1
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1154.8 3706.1 13739.2 27087.0
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1469.4 5170.1 20009.8 39798.7
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1078.3 2934.8 10170.0 19804.4
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1196.9 2756.5 9433.9 34176.7
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 1266.4 4777.2 18826.0 37558.1
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 843.74
+fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2855.7 9798.1 19069.0
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1500.4 5613.7 22083.3 44043.6
+fwd_fp16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 980.6 3074.0
+fwd_fp16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10784.6 21050.2
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1005.0 2780.3 9961.5 38738.7
 bwd_delta_bf16_d64 1 br16_bc16_w2_s1_fa2_ptr 182.36 182.36 182.36 182.36
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 178.65 178.65 178.65 178.65
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 180.98 180.98 180.98 180.98
@@ -105,159 +105,159 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 178.65 178.65 178.65 178.65
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 180.98 180.98 180.98 180.98
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 169.43 169.43 169.43 169.43
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 180.29 180.29 180.29 180.29
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2466.4
-bwd_dkv_bf16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9556.8 37782.0 75415.7
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1180.6
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1483.0 4994.6 18901.7 37274.0
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1580.2 5196.1 19542.6 38563.5
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1363.0 2293.2 18507.8
-bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 5371.2 15435.6
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 4600.4
-bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 14922.8
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3008.1
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 3416.3 13399.5 53332.1 106575.6
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2052.6 7028.8 26699.4 53016.2
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2635.4 10335.2 41134.1 82199.5
-bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1708.2
-bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 5676.7 21051.3 41325.4
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1744.6 5654.5 20804.6 40796.7
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 5190.8
-bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 20114.3 72251.4
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 20118.9 20118.9
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 19900.9 42479.3
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 6390.5 17201.1
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4637.4 15865.5
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 6137.2 23624.4
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5320.4 21776.4
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3789.0 14628.4 57986.3 115796.8
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2138.6 7516.6 29006.7 57690.5
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 2981.5 11506.9 45608.7 91077.7
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1636.8 5750.0 22192.6 44143.1
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2402.8 8609.6 33381.3 66460.3
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5169.1 21386.1
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6201.6 24086.6
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5746.4 23857.0
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 5863.0 17199.0
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5235.2 17978.9
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6189.4 18160.8
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5775.1 19861.5
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 4968.0 18234.7 72361.2 144529.9
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 20752.4 87813.8
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2466.4
-bwd_dkv_fp16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9556.8 37782.0 75415.7
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1180.6
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1483.0 4994.6 18901.7 37274.0
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1363.0 2293.2 18507.8
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 3416.3 13399.5 53332.1 106575.6
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2052.6 7028.8 26699.4 53016.2
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2635.4 10335.2 41134.1 82199.5
-bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1708.2
-bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 5676.7 21051.3 41325.4
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 5190.8
-bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 20114.3 72251.4
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3789.0 14628.4 57986.3 115796.8
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2138.6 7516.6 29006.7 57690.5
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 2981.5 11506.9 45608.7 91077.7
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1636.8 5750.0 22192.6 44143.1
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5169.1 21386.1
-bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1862.2
-bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7178.9 28391.9 56675.8
-bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 877.45
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1094.2 3738.5 14258.6 28087.9
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1148.9 3834.8 14420.8 28432.6
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1051.1 1739.5
-bwd_dq_bf16_d64_causal_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 13231.3
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 3991.7 11318.8
-bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3481.4
-bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 11072.1
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 2126.5
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2550.0 9958.3 39591.4 79102.3
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1675.5 5511.0 20492.9 40271.1
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 2053.9 8027.7 31922.7 63782.7
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1309.3 4274.2 15768.6 30939.9
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1420.8 4851.4 18513.9 36751.8
-bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3921.0
-bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14636.9 53843.7
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14802.3 14802.3
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 13611.9 31008.7
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4297.7 12070.6
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 3909.9 12108.8
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 5265.2 19767.4
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4600.2 18281.9
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3664.2 14313.8 56912.2 113710.1
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2022.5 7344.4 28054.5 55878.0
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 2953.5 11539.2 45882.1 91672.7
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1633.3 5944.0 22594.6 45014.0
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1278.9 4477.8 17245.1 34263.4
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5166.8 21170.9
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6105.6 23135.4
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5240.2 21477.0
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6133.9 17648.9
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5238.7 17713.0
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6411.1 18434.6
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5168.4 17460.9
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6377.8 24088.9 94967.4 189501.1
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 12269.4 52035.1
-bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1862.2
-bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7178.9 28391.9 56675.8
-bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 877.45
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1094.2 3738.5 14258.6 28087.9
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1051.1 1739.5
-bwd_dq_fp16_d64_causal_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 13231.3
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2550.0 9958.3 39591.4 79102.3
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1675.5 5511.0 20492.9 40271.1
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 2053.9 8027.7 31922.7 63782.7
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1309.3 4274.2 15768.6 30939.9
-bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3921.0
-bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14636.9 53843.7
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3664.2 14313.8 56912.2 113710.1
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2022.5 7344.4 28054.5 55878.0
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2953.5 11539.2 45882.1 91672.7
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1633.3 5944.0 22594.6 45014.0
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5166.8 21170.9
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 3340.3 12988.1 51579.5 103034.7
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1985.0 6815.1 25999.2 51264.0
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 4056.2
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 5226.8 20362.2 80904.0 161626.3
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3090.9 10744.5 40951.8 81380.9
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 3935.3 15328.8 60902.8 121668.2
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2359.9 8209.4 31200.5 62010.2
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 3340.3 12988.1 51579.5 103034.7
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1985.0 6815.1 25999.2 51264.0
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 5226.8 20362.2 80904.0 161626.3
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3090.9 10744.5 40951.8 81380.9
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3935.3 15328.8 60902.8 121668.2
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2359.9 8209.4 31200.5 62010.2
-decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 24.111 63.947 216.35
-decode_bf16_d64 16384 br16_bc32_w4_s4_fa2_ptr_x3 413.29
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 24.298
-decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x2 64.017 216.46 417.77
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 32.077 86.644 225.41 422.99
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 24.432 64.061 115.55 115.55
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 32.434 86.946 138.84 138.84
-decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x2 38.309 115.71 418.17 817.49
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 38.794 115.77 418.22 817.5
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 74.654 177.14 458.14 898.43
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 39.274 115.83 217.08 217.08
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 64.704
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 178.92
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 278.45 278.45
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 421.48 421.41
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 46.566
-decode_bf16_d192v128_paged 1024 br16_bc64_w8_s1_fa2_ptr_x2 141.63 521.08 1025.9
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 110.81 313.86 907.16 1779.0
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 64.723 217.48 821.87
-decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1621.3
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 65.512 218.76 824.48 1625.2
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 182.81
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 389.63 1077.4 2117.8
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 65.013 218.41 825.35
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 65.61 218.84 421.53 421.53
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 173.77
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 397.54 671.47 671.47
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 65.075 218.48
-decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 422.27
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 151.68 548.94 2133.0 4244.7
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 148.21 532.15 2063.1 4103.9
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 2511.6
+bwd_dkv_bf16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9597.1 37788.2 75378.0
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1311.3
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1615.4 5146.0 19169.1 37816.7
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 1668.1 5252.5 19565.9 38604.9
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1509.0 2423.9 18523.6
+bwd_dkv_bf16_d64_causal_window 1024 br32_bc64_w4_s3_fa2_ptr 5374.6 15439.0
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br32_bc64_w4_s3_fa2_ptr 4553.1
+bwd_dkv_bf16_d64_causal_window_varlen 4096 br64_bc64_w4_s3_fa2_ptr 14937.6
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3163.4
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 3598.3 13592.7 53580.7 106914.6
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2367.2 7752.0 29134.8 57735.2
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 2743.6 10451.3 41293.1 82431.7
+bwd_dkv_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1935.8
+bwd_dkv_bf16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 5835.9 21233.7 41574.3
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 1908.4 5812.9 20937.4 40947.7
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 5277.9
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 20140.4 72290.4
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 20125.7 20125.7
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 19920.7 42524.1
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 6403.0 17213.5
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4705.7 15892.4
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 6370.8 23864.8
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5665.7 22121.7
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 3978.1 14879.6 58501.1 116664.3
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2584.8 7957.0 29562.9 58389.9
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 3135.0 11750.2 46227.8 92199.1
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 2022.1 6159.4 22829.4 45073.4
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 2571.2 8741.5 33527.7 66608.6
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5387.0 21602.5
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6329.6 24240.5
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5957.8 24064.9
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 5909.9 17253.7
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5316.5 18060.7
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 6235.6 18215.4
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5856.2 19943.3
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 5058.0 18319.6 72446.1 144614.7
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 20841.0 87913.5
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 2511.6
+bwd_dkv_fp16_d64 1024 br32_bc64_w4_s3_fa2_ptr 9597.1 37788.2 75378.0
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 1311.3
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1615.4 5146.0 19169.1 37816.7
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 1509.0 2423.9 18523.6
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 3598.3 13592.7 53580.7 106914.6
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 2367.2 7752.0 29134.8 57735.2
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 2743.6 10451.3 41293.1 82431.7
+bwd_dkv_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 1935.8
+bwd_dkv_fp16_d128_causal 1024 br32_bc128_w8_s2_fa2_ptr 5835.9 21233.7 41574.3
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 5277.9
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 20140.4 72290.4
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 3978.1 14879.6 58501.1 116664.3
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 2584.8 7957.0 29562.9 58389.9
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 3135.0 11750.2 46227.8 92199.1
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 2022.1 6159.4 22829.4 45073.4
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 5387.0 21602.5
+bwd_dq_bf16_d64 1 br128_bc32_w4_s3_fa2_ptr 1946.0
+bwd_dq_bf16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7331.2 28563.5 56875.1
+bwd_dq_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 1126.9
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1222.2 3900.5 14591.7 28642.1
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 1378.4 4030.8 14614.1 28642.6
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1225.7 1874.3
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 13359.1
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 4100.3 11423.7
+bwd_dq_bf16_d64_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 3622.5
+bwd_dq_bf16_d64_causal_window_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 11230.7
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc64_w4_s3_fa2_ptr_lpt 2373.3
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 2752.7 10184.0 39928.2 79626.5
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1886.6 5720.3 20740.2 40603.7
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 2225.3 8215.7 32196.4 64210.1
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1478.0 4446.7 15967.2 31203.0
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 1482.9 4911.2 18571.7 36808.5
+bwd_dq_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4129.8
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14818.7 54177.2
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14948.5 14948.5
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 13844.7 31465.9
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4489.1 12275.9
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 4159.6 12352.1
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 5400.2 19895.9
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 4773.9 18450.2
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 3783.7 14538.8 57694.9 115243.0
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2127.2 7500.9 28457.9 56650.0
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 3068.1 11737.6 46548.6 92974.4
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1734.9 6087.0 22940.2 45676.0
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1627.2 4812.8 17574.3 34597.4
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5220.0 21235.9
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6137.5 23165.2
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5283.3 21518.7
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6168.1 17680.7
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5280.3 17756.0
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 6445.8 18468.8
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5207.5 17493.1
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 6737.6 24442.6 95319.6 189856.1
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 13062.0 52843.2
+bwd_dq_fp16_d64 1 br128_bc32_w4_s3_fa2_ptr 1946.0
+bwd_dq_fp16_d64 1024 br64_bc32_w4_s3_fa2_ptr 7331.2 28563.5 56875.1
+bwd_dq_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 1126.9
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1222.2 3900.5 14591.7 28642.1
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1225.7 1874.3
+bwd_dq_fp16_d64_causal_varlen 4096 br128_bc32_w4_s3_fa2_ptr_lpt 13359.1
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2752.7 10184.0 39928.2 79626.5
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1886.6 5720.3 20740.2 40603.7
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 2225.3 8215.7 32196.4 64210.1
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1478.0 4446.7 15967.2 31203.0
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 4129.8
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 14818.7 54177.2
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3783.7 14538.8 57694.9 115243.0
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 2127.2 7500.9 28457.9 56650.0
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 3068.1 11737.6 46548.6 92974.4
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1734.9 6087.0 22940.2 45676.0
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 5220.0 21235.9
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 3516.6 13204.7 51985.9 103696.6
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 2234.3 7132.9 26557.5 52377.0
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 4280.4
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 5454.3 20754.3 81969.0 163589.5
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3486.9 11169.7 41535.4 82189.4
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 4117.3 15650.7 61799.3 123331.8
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2671.9 8540.2 31648.1 62630.2
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 3516.6 13204.7 51985.9 103696.6
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 2234.3 7132.9 26557.5 52377.0
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 5454.3 20754.3 81969.0 163589.5
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 3486.9 11169.7 41535.4 82189.4
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 4117.3 15650.7 61799.3 123331.8
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2671.9 8540.2 31648.1 62630.2
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 28.109 68.682 217.16
+decode_bf16_d64 16384 br16_bc32_w4_s4_fa2_ptr_x3 413.58
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 29.929
+decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x2 70.647 217.41 418.76
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 38.493 93.075 234.11 424.89
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 32.655 73.481 123.48 123.48
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 41.452 96.713 156.06 156.06
+decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x2 41.83 116.25 418.77 817.66
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 43.371 116.97 419.01 817.72
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 77.17 178.46 457.49 889.16
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 47.312 121.72 217.42 217.42
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 64.39
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 182.51
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 278.27 278.27
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 422.65 421.75
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 54.309
+decode_bf16_d192v128_paged 1024 br16_bc64_w8_s1_fa2_ptr_x2 141.77 521.24 1026.1
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 117.54 323.24 932.5 1827.7
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 69.135 218.31 822.75
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1621.5
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 71.582 219.59 825.37 1625.4
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 193.84
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 407.0 1125.9 2213.9
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 71.651 219.43 826.44
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 73.925 219.95 421.88 421.88
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 196.12
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 424.42 726.33 726.33
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 75.272 220.03
+decode_bf16_d256_window_softcap_paged 4096 br16_bc32_w4_s3_fa2_ptr_x2 422.6
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 164.69 563.0 2147.5 4259.2
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 166.79 552.59 2084.3 4125.2
 """,
 }

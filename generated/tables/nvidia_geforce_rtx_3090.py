@@ -203,57 +203,57 @@ bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 2291.5 8476.7 33234.2 66289.3
 bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1584.6 4815.0 17590.4 34183.4
 bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1811.0 6684.7 26196.0 52256.7
 bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1243.0 3747.3 13611.6 26321.8
-bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3291.3
-bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12265.8 45095.7
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3113.4 12160.8 48350.6 96603.7
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1701.7 6188.5 23625.8 46875.1
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2403.5 9388.7 37329.7 74584.4
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1378.3 5018.4 19062.0 37770.7
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4361.3 17756.7
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2762.7 10740.7 42652.9 85202.6
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1666.7 5729.2 21828.3 43028.2
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3397.8
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 4350.7 16948.0 67336.9 134522.2
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2592.5 9016.9 34371.7 68272.2
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 3254.7 12676.3 50362.6 100611.1
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1981.9 6896.6 26211.1 51996.8
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2762.7 10740.7 42652.9 85202.6
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1666.7 5729.2 21828.3 43028.2
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 4350.7 16948.0 67336.9 134522.2
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2592.5 9016.9 34371.7 68272.2
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3254.7 12676.3 50362.6 100611.1
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1981.9 6896.6 26211.1 51996.8
-decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 22.659
-decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 56.704 178.65 338.79
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 22.83
-decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x2 56.912
-decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 178.79
-decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x2 338.89
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.112 81.827 201.05 364.42
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 23.001 57.008 97.895 97.895
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 31.508 82.192 126.5 126.5
-decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x2 35.324
-decode_bf16_d128 1024 br16_bc32_w4_s4_fa2_ptr 98.824
-decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 339.56 661.06
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 35.897 98.635 339.58 661.08
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 72.066 166.05 407.11 770.34
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 36.427 98.802 179.18 179.18
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 59.288 162.64 240.23 240.23
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 344.2 344.58
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 43.959 120.94 422.4
-decode_bf16_d192v128_paged 16384 br16_bc64_w8_s1_fa2_ptr_x2 825.46
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 107.54 297.11 817.84 1562.7
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 58.388 182.18 662.23 1305.2
-decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 60.474 184.63 665.43 1309.1
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 175.09
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 373.04 981.69 1867.2
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.287 183.22 663.19
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 60.914 184.65 344.68 344.68
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 166.43
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 380.62 616.59 616.59
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 59.489 183.26 340.85
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 145.1 466.03
-decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1760.3 3471.4
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 141.79 471.83 1777.7 3501.5
+bwd_dq_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 3465.4
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 12421.7 45376.3
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 3214.0 12352.2 49033.2 97941.1
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1791.5 6315.9 23980.8 47551.0
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 2497.4 9553.9 37914.2 75728.0
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1464.6 5134.3 19368.3 38356.6
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 4404.7 17809.6
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 2908.5 10919.8 42989.0 85750.1
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1872.1 5977.8 22422.3 43956.2
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 3599.3
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 4540.1 17274.3 68223.4 136156.3
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2925.8 9374.4 34859.0 68948.2
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 3405.2 12942.5 51104.1 101986.9
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2243.2 7174.3 26589.8 52525.9
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 2908.5 10919.8 42989.0 85750.1
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1872.1 5977.8 22422.3 43956.2
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 4540.1 17274.3 68223.4 136156.3
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2925.8 9374.4 34859.0 68948.2
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 3405.2 12942.5 51104.1 101986.9
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 2243.2 7174.3 26589.8 52525.9
+decode_bf16_d64 1 br16_bc64_w4_s3_fa2_ptr_x2 26.483
+decode_bf16_d64 1024 br16_bc64_w8_s3_fa2_ptr_x2 61.679 179.56 339.18
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 28.955
+decode_bf16_d64_sink_paged 1024 br16_bc64_w4_s5_fa2_ptr_x2 63.532
+decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 179.79
+decode_bf16_d64_sink_paged 16384 br16_bc64_w4_s5_fa2_ptr_x2 339.35
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 38.179 88.384 209.81 368.82
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 32.002 66.816 106.35 106.35
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 41.224 93.355 142.77 142.77
+decode_bf16_d128 1 br16_bc32_w4_s3_fa2_ptr_x2 39.23
+decode_bf16_d128 1024 br16_bc32_w4_s4_fa2_ptr 100.37
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 339.84 661.34
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 41.158 101.26 339.95 661.45
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 74.534 166.27 403.88 762.73
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 45.142 105.42 180.43 180.43
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 59.048 162.23 239.79 239.79
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 344.75 345.19
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 52.295 128.58 422.76
+decode_bf16_d192v128_paged 16384 br16_bc64_w8_s1_fa2_ptr_x2 825.53
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 114.15 306.08 840.94 1606.0
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 63.765 182.88 662.64 1305.6
+decode_bf16_d256_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 67.298 186.79 665.84 1309.5
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 185.65
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 389.68 1025.9 1951.9
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 66.811 184.07 663.71
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 69.95 187.52 345.94 345.94
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 187.84
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 406.36 662.94 662.94
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 70.845 188.37 341.83
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 157.58 491.4
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1804.0 3515.3
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 159.61 512.63 1829.9 3553.9
 """,
 }

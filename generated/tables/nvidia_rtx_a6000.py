@@ -11,87 +11,87 @@ ARCH = "sm_86"
 
 ROWS = {
     "estimated": """
-fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 531.33 1896.7 7358.0 14639.8
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 421.62
-fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 358.6
-fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1116.1 4083.2 7897.5
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 507.32 1369.0 4879.7 9508.2
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 423.02
-fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 592.33
-fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 369.59 1089.3 3952.0 7644.5
-fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 504.5 1352.3 4796.4 9367.2
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 381.46
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1075.7 3723.7 14437.3
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 496.67
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1339.1 2150.0 4443.2
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 381.06 1108.9 3048.9 3519.9
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 546.8 1430.5 3849.6 4458.5
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 408.68
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1102.8 3371.2 8482.8
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 537.69
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1477.0 1661.5 1850.3
-fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 826.61
-fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 773.74 2841.8 11114.0 22143.6
-fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 502.73 1627.3 6088.0 11879.8
-fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 491.76 1981.8 7941.8 15888.4
-fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 353.89 1094.2 4138.8 8060.7
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 427.23 1218.7 4322.7 8324.3
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 995.78 3720.6 13698.9
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 525.18
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1606.6 2714.0 5486.5
-fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4118.3 4118.3
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3795.0 8625.5
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2526.2
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2565.0
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 380.16 1204.9 3348.1 3894.9
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 472.21 1317.1 3587.1 4171.5
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 381.82 1095.4 3428.8 8652.4
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 507.11 1541.6
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1811.1
-fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2031.1
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 318.47 976.64 3527.1 6755.9
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 504.44 1376.7 4839.5 9457.8
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 334.47 988.24 3829.3 14918.9
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 340.51 1026.7 1832.3 3916.3
-fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 538.53 2037.6 8034.0 16029.2
-fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 365.79
-fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1157.2 4180.9 8008.7
-fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 623.95 2408.6 9547.2 19065.2
-fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 409.56 1346.1 4941.7 9445.4
-fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 571.27 1544.4 5382.7 10492.6
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 427.3 1270.3 4672.3 17987.9
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 478.92 1530.1 2947.7 6039.7
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 438.61 1440.3 5286.0
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 456.7 1341.3 4906.4
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 564.51 1785.1 3502.6
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 406.33 1314.8 3592.0 4171.8
-fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 418.42 1230.9 3713.2 9375.2
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 470.29
-fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1516.6 1987.0 2120.2
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 442.31 1442.8 3947.2
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 441.66 1290.9 3885.5
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 529.8 1718.8
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2146.7
-fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2352.2 8685.2 33921.0 67539.1
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1127.4 4070.2 15774.3 31353.7
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 1210.3 4458.5 17355.8 34520.8
-fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 511.17 1876.5 7337.8 14619.6
-fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 421.62
-fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 358.6
-fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1116.1 4083.2 7897.5
-fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 423.02
-fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 592.33
-fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 773.74 2841.8 11114.0 22143.6
-fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 502.73 1627.3 6088.0 11879.8
-fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 491.76 1981.8 7941.8 15888.4
-fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 353.89 1094.2 4138.8 8060.7
-fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 335.19 995.78 3720.6 13698.9
-fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 538.53 2037.6 8034.0 16029.2
-fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 365.79
-fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1157.2 4180.9 8008.7
-fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 623.95 2408.6 9547.2 19065.2
-fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 409.56 1346.1 4941.7 9445.4
-fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 427.3 1270.3 4672.3 17987.9
+fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 653.27 2063.6 7711.8 15243.0
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 519.86
+fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 434.8
+fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1240.4 4235.4 8086.9
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 720.18 1583.0 5075.2 9711.1
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 532.7
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 660.21
+fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 489.32 1268.6 4377.1 8380.1
+fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 725.89 1567.5 5020.8 9533.8
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 451.04
+fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1170.3 3824.8 14624.8
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 667.09
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1493.8 2173.1 4480.2
+fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 524.64 1309.1 3401.0 3908.7
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 757.04 1643.0 4052.5 4657.9
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 521.29
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1261.1 3531.9 8802.7
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 673.41
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1603.7 1700.4 1884.9
+fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 935.22
+fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 912.06 3062.4 11667.2 23139.6
+fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 633.2 1783.8 6316.0 12213.1
+fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 692.19 2197.5 8246.6 16314.2
+fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 576.54 1336.2 4368.7 8291.2
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 847.71 1624.5 4709.2 8703.9
+fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 676.23 1298.0 4016.8 14241.0
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 627.36
+fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1838.8 2767.5 5540.2
+fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4335.0 4335.0
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4028.8 9080.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2613.2
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2541.4
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 539.83 1397.5 3619.1 4182.5
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 736.45 1572.6 3840.1 4418.4
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 541.66 1230.9 3505.4 8740.2
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 685.8 1712.5
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1909.4
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2118.6
+fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 395.38 1061.2 3670.7 6985.8
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 404.69 1277.3 4742.7 9355.5
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 386.41 1049.7 3889.6 15032.9
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 468.48 1285.8 2221.9 4730.4
+fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 598.11 2153.5 8377.4 16676.4
+fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 433.36
+fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1271.9 4338.8 8222.8
+fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 712.37 2547.5 9900.6 19705.3
+fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 488.24 1437.9 5110.9 9711.0
+fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 631.01 1603.8 5439.3 10553.4
+fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 525.41 1355.3 4748.1 18147.9
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 546.73 1606.5 2968.7 6061.4
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 518.73 1536.4 5470.8
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.64 1425.9 4980.7
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 602.28 1797.0 3345.5
+fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 509.61 1425.3 3751.0 4342.1
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 548.97 1348.2 3831.4 9591.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 575.98
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1627.6 2028.4 2169.1
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 533.04 1495.3 3938.5
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 574.44 1408.8 4003.3
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 628.03 1846.1
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2180.3
+fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2626.5 8959.0 34193.8 67820.1
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 528.91 1935.6 9263.9 31378.8
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 655.33 2210.6 10291.8 34700.7
+fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 621.42 2001.0 7532.2 14908.3
+fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 519.86
+fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 434.8
+fwd_fp16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1240.4 4235.4 8086.9
+fwd_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 532.7
+fwd_fp16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 660.21
+fwd_fp16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 912.06 3062.4 11667.2 23139.6
+fwd_fp16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 633.2 1783.8 6316.0 12213.1
+fwd_fp16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 692.19 2197.5 8246.6 16314.2
+fwd_fp16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 576.54 1336.2 4368.7 8291.2
+fwd_fp16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 676.23 1298.0 4016.8 14241.0
+fwd_fp16_d192 1 br128_bc64_w8_s1_ampere_ptr 598.11 2153.5 8377.4 16676.4
+fwd_fp16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 433.36
+fwd_fp16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1271.9 4338.8 8222.8
+fwd_fp16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 712.37 2547.5 9900.6 19705.3
+fwd_fp16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 488.24 1437.9 5110.9 9711.0
+fwd_fp16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 525.41 1355.3 4748.1 18147.9
 bwd_delta_bf16_d64 1 br64_bc16_w8_s1_fa2_ptr 180.49 180.49 180.49 180.49
 bwd_delta_bf16_d96 1 br32_bc16_w4_s1_fa2_ptr 176.82 176.82 176.82 176.82
 bwd_delta_bf16_d128 1 br32_bc16_w4_s1_fa2_ptr 179.13 179.13 179.13 179.13
@@ -103,155 +103,155 @@ bwd_delta_fp16_d96 1 br32_bc16_w4_s1_fa2_ptr 176.82 176.82 176.82 176.82
 bwd_delta_fp16_d128 1 br32_bc16_w4_s1_fa2_ptr 179.13 179.13 179.13 179.13
 bwd_delta_fp16_d192 1 br16_bc16_w4_s1_fa2_ptr 167.69 167.69 167.69 167.69
 bwd_delta_fp16_d256 1 br16_bc16_w4_s1_fa2_ptr 178.45 178.45 178.45 178.45
-bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1032.9 3922.1 15478.8 30887.6
-bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 633.44
-bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 666.44 2120.3 7863.2 15453.8
-bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 802.52 2414.5 8834.0 17247.5
-bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 640.46 1005.6 7541.8
-bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2412.8 6596.4
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 1986.7 6331.5
-bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1582.5
-bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1595.3 6177.1 24504.1 48940.2
-bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1102.4
-bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3563.6 13255.3 25855.9
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1221.2 4724.5 18737.9 37422.3
-bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 853.05 2792.4 10399.8 20210.8
-bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 868.01 2723.0 9979.2 19340.4
-bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2552.4
-bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10267.0 35428.9
-bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 11259.9 11259.9
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10113.8 21258.9
-bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3225.6 8491.0
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2641.9
-bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 8407.8
-bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3359.2 12688.6
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2932.2 11721.1
-bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2059.6 7834.3 30933.0 61731.2
-bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1210.5 4141.6 15735.3 31196.1
-bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1641.8 6245.1 24658.7 49210.1
-bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 912.73 3127.0 11858.3 23510.6
-bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1355.7 4731.4 18036.0 35793.2
-bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2882.0 11656.3
-bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3493.6 13254.3
-bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3457.9 14105.0
-bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3286.3 9478.9
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2924.7 9898.8
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3501.8 10106.9
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3463.5 11767.2
-bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3193.9 11631.1 45117.0 90076.8
-bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 14166.8 59211.4
-bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1032.9 3922.1 15478.8 30887.6
-bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 633.44
-bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 666.44 2120.3 7863.2 15453.8
-bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 640.46 1005.6 7541.8
-bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1595.3 6177.1 24504.1 48940.2
-bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1102.4
-bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3563.6 13255.3 25855.9
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1221.2 4724.5 18737.9 37422.3
-bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 853.05 2792.4 10399.8 20210.8
-bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2552.4
-bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10267.0 35428.9
-bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2059.6 7834.3 30933.0 61731.2
-bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1210.5 4141.6 15735.3 31196.1
-bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1641.8 6245.1 24658.7 49210.1
-bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 912.73 3127.0 11858.3 23510.6
-bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2882.0 11656.3
-bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 759.05 2786.6 10896.6 21710.1
-bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 529.51
-bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.97 1491.8 5568.9 10814.1
-bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 537.62 1671.6 6189.8 12143.7
-bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 531.17 744.19 5238.5
-bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1692.9 4751.9
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1458.2 4358.7
-bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1092.7
-bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1237.6 4764.4 18871.7 37681.5
-bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 872.8 2787.0 10328.0 20132.4
-bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1006.9 3881.4 15379.7 30710.6
-bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 669.52 2146.5 7932.9 15398.8
-bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 812.03 2647.8 9968.6 19706.3
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1924.6 7019.0 25733.8
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 7144.3 7144.3
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 6462.8 14710.8
-bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2070.9 5750.9
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1903.6 5782.8
-bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3222.5 12051.7
-bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 2895.4 11426.3
-bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2217.7 8602.8 34143.5 68197.8
-bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1242.5 4448.7 16922.3 33451.7
-bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1770.4 6869.1 27263.7 54456.6
-bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1001.1 3611.1 13687.9 27007.8
-bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 814.91 2801.2 10712.5 21252.0
-bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3138.8 12683.6
-bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3785.2 14304.4
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3202.1 12940.3
-bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3754.3 10771.5
-bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3199.4 10680.3
-bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3962.3 11359.9
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3122.7 10406.5
-bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4328.0 16266.1 63962.8 127609.3
-bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 7422.2 31184.5
-bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 759.05 2786.6 10896.6 21710.1
-bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 529.51
-bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 466.97 1491.8 5568.9 10814.1
-bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 531.17 744.19 5238.5
-bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1237.6 4764.4 18871.7 37681.5
-bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 872.8 2787.0 10328.0 20132.4
-bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1006.9 3881.4 15379.7 30710.6
-bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 669.52 2146.5 7932.9 15398.8
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 1924.6 7019.0 25733.8
-bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2217.7 8602.8 34143.5 68197.8
-bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1242.5 4448.7 16922.3 33451.7
-bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1770.4 6869.1 27263.7 54456.6
-bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1001.1 3611.1 13687.9 27007.8
-bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3138.8 12683.6
-bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1483.7 5648.0 22305.4 44515.3
-bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 969.9
-bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3121.8 11577.4 22666.3
-bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2225.7
-bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 2773.3 10676.8 42291.1 84443.5
-bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1703.4 5729.8 21609.9 42878.2
-bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2036.0 7827.1 30991.7 61877.8
-bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1273.4 4300.3 16187.8 31998.4
-bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1483.7 5648.0 22305.4 44515.3
-bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 969.9
-bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3121.8 11577.4 22666.3
-bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 2773.3 10676.8 42291.1 84443.5
-bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1703.4 5729.8 21609.9 42878.2
-bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2036.0 7827.1 30991.7 61877.8
-bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1273.4 4300.3 16187.8 31998.4
-decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 24.998 66.11 215.15 411.22
-decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 25.192
-decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 66.164
-decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 215.19 411.24
-decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.26 82.21 226.51 428.0
-decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 25.385
-decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 65.919
-decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 116.4 116.4
-decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 29.707 82.458 132.17 132.17
-decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 39.855 117.12
-decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 412.12 801.4
-decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 40.136 117.32 412.24 801.56
-decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 62.482 160.08 440.12 874.61
-decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 40.702 117.5 215.9 215.9
-decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 59.898
-decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 161.17
-decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 263.72 263.72
-decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 417.9 418.34
-decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 48.793 144.16 514.11 1001.5
-decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 81.566 225.02 620.71 1181.9
-decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 67.651 218.5 807.0
-decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1588.8
-decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.337
-decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 221.16 810.82 1590.1
-decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 131.83
-decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 322.6 891.09 1709.7
-decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 68.174 219.06 807.68
-decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 70.009 221.28 417.42 417.42
-decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 120.78
-decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 323.97 522.67 522.67
-decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 68.503 219.41 413.87
-decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 132.34 423.39
-decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1613.9 3199.1
-decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 130.48 441.07 1658.1 3242.8
+bwd_dkv_bf16_d64 1 br32_bc128_w4_s3_fa2_ptr 1065.4 3904.9 15282.7 30455.0
+bwd_dkv_bf16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 705.72
+bwd_dkv_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 813.04 2279.4 8159.6 15879.5
+bwd_dkv_bf16_d64_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr 915.92 2516.9 8912.9 17322.6
+bwd_dkv_bf16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 805.92 1151.5 7473.7
+bwd_dkv_bf16_d64_causal_window 1024 br64_bc64_w4_s3_fa2_ptr 2422.0 6607.2
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br64_bc64_w4_s3_fa2_ptr 2014.7 6342.3
+bwd_dkv_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 1734.3
+bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_fa2_ptr 1733.0 6322.8 24690.3 49200.9
+bwd_dkv_bf16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1319.5
+bwd_dkv_bf16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3706.9 13428.8 26072.7
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 1305.3 4814.8 18860.9 37609.9
+bwd_dkv_bf16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 979.22 2955.6 10722.2 20737.0
+bwd_dkv_bf16_d128_causal_invariant 1 br64_bc128_w8_s2_fa2_ptr 999.55 2846.2 10100.0 19454.7
+bwd_dkv_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2592.7
+bwd_dkv_bf16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10294.8 35453.4
+bwd_dkv_bf16_d128_causal_chunk 4096 br32_bc128_w8_s2_fa2_ptr 11266.6 11266.6
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10129.9 21293.3
+bwd_dkv_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 3235.7 8502.7
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2661.3
+bwd_dkv_bf16_d128_causal_window_varlen 4096 br32_bc128_w8_s2_fa2_ptr 8421.2
+bwd_dkv_bf16_d192v128_causal 1024 br32_bc32_w4_s3_fa2_ptr 3563.5 12894.3
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3215.5 12004.6
+bwd_dkv_bf16_d192 1 br32_bc32_w4_s3_fa2_ptr 2212.4 8034.4 31334.2 62401.4
+bwd_dkv_bf16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1580.3 4520.0 16200.6 31763.2
+bwd_dkv_bf16_d256 1 br32_bc32_w4_s3_fa2_ptr 1769.6 6441.5 25141.9 50076.6
+bwd_dkv_bf16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1236.0 3481.5 12386.8 24259.4
+bwd_dkv_bf16_d256_causal_invariant 1 br16_bc32_w4_s3_fa2_ptr 1502.2 4864.9 18172.3 35926.5
+bwd_dkv_bf16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3058.1 11834.8
+bwd_dkv_bf16_d256_causal_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3630.8 13398.7
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3630.5 14280.6
+bwd_dkv_bf16_d256_causal_window 1024 br32_bc32_w4_s3_fa2_ptr 3335.5 9528.2
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br32_bc32_w4_s3_fa2_ptr 2992.3 9967.2
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br32_bc32_w4_s3_fa2_ptr 3551.1 10156.0
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3534.1 11836.9
+bwd_dkv_bf16_d512_causal 1 br16_bc16_w4_s3_fa2_ptr 3254.8 11692.0 45189.0 90148.8
+bwd_dkv_bf16_d512_causal_varlen 1024 br32_bc16_w8_s2_fa2_ptr 14235.0 59284.9
+bwd_dkv_fp16_d64 1 br32_bc128_w4_s3_fa2_ptr 1065.4 3904.9 15282.7 30455.0
+bwd_dkv_fp16_d64_varlen 1 br32_bc64_w4_s3_fa2_ptr 705.72
+bwd_dkv_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 813.04 2279.4 8159.6 15879.5
+bwd_dkv_fp16_d64_causal_varlen 1 br32_bc64_w4_s3_fa2_ptr 805.92 1151.5 7473.7
+bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_fa2_ptr 1733.0 6322.8 24690.3 49200.9
+bwd_dkv_fp16_d96_causal 1 br32_bc32_w4_s2_fa2_ptr 1319.5
+bwd_dkv_fp16_d96_causal 1024 br32_bc128_w8_s2_fa2_ptr 3706.9 13428.8 26072.7
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 1305.3 4814.8 18860.9 37609.9
+bwd_dkv_fp16_d128_causal 1 br32_bc128_w8_s2_fa2_ptr 979.22 2955.6 10722.2 20737.0
+bwd_dkv_fp16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2592.7
+bwd_dkv_fp16_d128_causal_varlen 4096 br32_bc128_w8_s2_fa2_ptr 10294.8 35453.4
+bwd_dkv_fp16_d192 1 br32_bc32_w4_s3_fa2_ptr 2212.4 8034.4 31334.2 62401.4
+bwd_dkv_fp16_d192_causal 1 br32_bc32_w4_s3_fa2_ptr 1580.3 4520.0 16200.6 31763.2
+bwd_dkv_fp16_d256 1 br32_bc32_w4_s3_fa2_ptr 1769.6 6441.5 25141.9 50076.6
+bwd_dkv_fp16_d256_causal 1 br32_bc32_w4_s3_fa2_ptr 1236.0 3481.5 12386.8 24259.4
+bwd_dkv_fp16_d256_causal_varlen 1024 br32_bc32_w4_s3_fa2_ptr 3058.1 11834.8
+bwd_dq_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 898.94 2975.6 11296.1 22391.1
+bwd_dq_bf16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 678.23
+bwd_dq_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 594.12 1640.9 5871.2 11259.1
+bwd_dq_bf16_d64_causal_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt 724.79 1852.0 6368.8 12310.5
+bwd_dq_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 630.81 883.61 5371.4
+bwd_dq_bf16_d64_causal_window 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1794.5 4838.1
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc32_w4_s3_fa2_ptr_lpt 1595.6 4493.8
+bwd_dq_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1201.5
+bwd_dq_bf16_d96 1 br128_bc32_w8_s2_fa2_ptr 1397.0 4941.4 19135.4 38101.6
+bwd_dq_bf16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1039.3 2955.4 10534.8 20394.2
+bwd_dq_bf16_d128 1 br128_bc32_w8_s2_fa2_ptr 1137.7 4025.0 15590.7 31054.3
+bwd_dq_bf16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 803.46 2280.8 8098.6 15601.9
+bwd_dq_bf16_d128_causal_invariant 1 br64_bc64_w8_s1_fa2_ptr 857.58 2693.1 10015.3 19755.7
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2068.7 7159.9 25991.6
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc64_w8_s2_fa2_ptr_lpt 7283.3 7283.3
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s2_fa2_ptr_lpt 6641.3 15064.1
+bwd_dq_bf16_d128_causal_window 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2218.0 5905.5
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2094.9 5967.8
+bwd_dq_bf16_d192v128_causal 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3323.6 12153.0
+bwd_dq_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s2_fa2_ptr_lpt 3029.0 11557.0
+bwd_dq_bf16_d192 1 br32_bc16_w2_s1_fa2_ptr 2308.1 8774.2 34754.7 69395.3
+bwd_dq_bf16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1324.0 4574.1 17251.4 34083.1
+bwd_dq_bf16_d256 1 br32_bc16_w2_s1_fa2_ptr 1858.1 7018.4 27784.9 55473.7
+bwd_dq_bf16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1084.2 3723.3 13973.5 27553.6
+bwd_dq_bf16_d256_causal_invariant 1 br32_bc32_w4_s3_fa2_ptr 1086.8 3063.5 10972.7 21508.3
+bwd_dq_bf16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3168.8 12665.0
+bwd_dq_bf16_d256_causal_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3816.6 14334.9
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3238.2 12974.9
+bwd_dq_bf16_d256_causal_window 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3782.1 10805.2
+bwd_dq_bf16_d256_causal_window_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3236.5 10720.8
+bwd_dq_bf16_d256_causal_window_softcap 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3991.7 11386.4
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3168.4 10454.0
+bwd_dq_bf16_d512_causal 1 br16_bc16_w4_s2_fa2_ptr 4604.8 16538.2 64235.4 127882.3
+bwd_dq_bf16_d512_causal_varlen 1024 br16_bc16_w4_s3_fa2_ptr_lpt 8043.9 31820.8
+bwd_dq_fp16_d64 1 br64_bc32_w4_s3_fa2_ptr 898.94 2975.6 11296.1 22391.1
+bwd_dq_fp16_d64_varlen 1 br128_bc32_w4_s3_fa2_ptr 678.23
+bwd_dq_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 594.12 1640.9 5871.2 11259.1
+bwd_dq_fp16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 630.81 883.61 5371.4
+bwd_dq_fp16_d96 1 br128_bc32_w8_s2_fa2_ptr 1397.0 4941.4 19135.4 38101.6
+bwd_dq_fp16_d96_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 1039.3 2955.4 10534.8 20394.2
+bwd_dq_fp16_d128 1 br128_bc32_w8_s2_fa2_ptr 1137.7 4025.0 15590.7 31054.3
+bwd_dq_fp16_d128_causal 1 br128_bc32_w8_s2_fa2_ptr_lpt 803.46 2280.8 8098.6 15601.9
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_fa2_ptr_lpt 2068.7 7159.9 25991.6
+bwd_dq_fp16_d192 1 br32_bc16_w2_s1_fa2_ptr 2308.1 8774.2 34754.7 69395.3
+bwd_dq_fp16_d192_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1324.0 4574.1 17251.4 34083.1
+bwd_dq_fp16_d256 1 br32_bc16_w2_s1_fa2_ptr 1858.1 7018.4 27784.9 55473.7
+bwd_dq_fp16_d256_causal 1 br32_bc16_w2_s1_fa2_ptr_lpt 1084.2 3723.3 13973.5 27553.6
+bwd_dq_fp16_d256_causal_varlen 1024 br32_bc16_w2_s1_fa2_ptr_lpt 3168.8 12665.0
+bwd_fused_bf16_d64 1 br64_bc128_w8_s3_fa2_ptr 1605.1 5764.8 22425.9 44642.7
+bwd_fused_bf16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1167.3
+bwd_fused_bf16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3378.2 11838.8 22933.3
+bwd_fused_bf16_d64_causal_dropout 1024 br32_bc64_w4_s3_fa2_ptr 2337.8
+bwd_fused_bf16_d96 1 br32_bc64_w4_s3_fa2_ptr 2946.2 10974.8 43100.6 85935.7
+bwd_fused_bf16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2008.5 6056.8 22060.3 43502.2
+bwd_fused_bf16_d128 1 br32_bc64_w4_s3_fa2_ptr 2174.9 8072.8 31675.9 63147.4
+bwd_fused_bf16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1512.3 4554.0 16534.3 32486.5
+bwd_fused_fp16_d64 1 br64_bc128_w8_s3_fa2_ptr 1605.1 5764.8 22425.9 44642.7
+bwd_fused_fp16_d64_causal 1 br32_bc64_w4_s3_fa2_ptr 1167.3
+bwd_fused_fp16_d64_causal 1024 br64_bc128_w8_s3_fa2_ptr 3378.2 11838.8 22933.3
+bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 2946.2 10974.8 43100.6 85935.7
+bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 2008.5 6056.8 22060.3 43502.2
+bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 2174.9 8072.8 31675.9 63147.4
+bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 1512.3 4554.0 16534.3 32486.5
+decode_bf16_d64 1 br16_bc64_w8_s3_fa2_ptr_x2 28.802 69.687 216.4 412.04
+decode_bf16_d64_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 30.738
+decode_bf16_d64_sink_paged 1024 br16_bc32_w4_s4_fa2_ptr_x8 69.899
+decode_bf16_d64_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 216.56 412.15
+decode_bf16_d64_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 33.436 86.351 230.27 433.1
+decode_bf16_d64_window_sink_paged 1 br16_bc64_w8_s5_fa2_ptr_x2 34.01
+decode_bf16_d64_window_sink_paged 1024 br16_bc32_w4_s3_fa2_ptr_x5 68.557
+decode_bf16_d64_window_sink_paged 4096 br16_bc64_w8_s5_fa2_ptr_x2 121.98 121.98
+decode_bf16_d64_window_sink_paged_invariant 1 br64_bc64_w4_s5_fa2_ptr 36.396 88.478 136.56 136.56
+decode_bf16_d128 1 br16_bc32_w4_s4_fa2_ptr 43.07 117.78
+decode_bf16_d128 4096 br16_bc32_w4_s3_fa2_ptr_x2 412.71 801.64
+decode_bf16_d128_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 45.222 119.29 412.97 801.85
+decode_bf16_d128_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 64.929 161.65 439.66 872.42
+decode_bf16_d128_window_paged 1 br16_bc32_w4_s5_fa2_ptr_x2 47.953 120.47 217.57 217.57
+decode_bf16_d128_window_paged_invariant 1 br16_bc64_w1_s1_fa2_ptr_v2 59.577
+decode_bf16_d128_window_paged_invariant 1024 br16_bc64_w1_s3_fa2_ptr_v2 164.61
+decode_bf16_d128_window_paged_invariant 4096 br16_bc64_w1_s1_fa2_ptr_v2 262.89 262.89
+decode_bf16_d128_causal_chunk_paged 4096 br16_bc32_w4_s5_fa2_ptr_x2 418.98 419.45
+decode_bf16_d192v128_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 54.672 146.06 514.79 1001.7
+decode_bf16_d192v128_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 87.75 233.36 641.86 1221.6
+decode_bf16_d256 1 br16_bc32_w4_s3_fa2_ptr 71.391 219.56 807.97
+decode_bf16_d256 16384 br16_bc32_w4_s2_fa2_ptr_x2 1589.1
+decode_bf16_d256_paged 1 br16_bc64_w8_s1_fa2_ptr_x2 69.25
+decode_bf16_d256_paged 1024 br16_bc32_w4_s3_fa2_ptr_x2 223.49 811.62 1590.4
+decode_bf16_d256_paged_invariant 1 br16_bc64_w1_s2_fa2_ptr_v2 141.78
+decode_bf16_d256_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 328.14 896.75 1717.6
+decode_bf16_d256_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 74.028 220.37 808.89
+decode_bf16_d256_window_paged 1 br16_bc32_w4_s3_fa2_ptr_x2 78.125 224.67 419.22 419.22
+decode_bf16_d256_window_paged_invariant 1 br16_bc64_w1_s3_fa2_ptr_v2 140.93
+decode_bf16_d256_window_paged_invariant 1024 br16_bc64_w1_s2_fa2_ptr_rows 332.49 527.61 527.61
+decode_bf16_d256_window_softcap_paged 1 br16_bc32_w4_s5_fa2_ptr 78.613 221.39 415.74
+decode_bf16_d512 1 br16_bc32_w8_s2_fa2_ptr_v2 143.22 436.99
+decode_bf16_d512 4096 br16_bc32_w8_s2_fa2_ptr_v2_x2 1614.9 3200.1
+decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2 143.98 477.84 1706.2 3301.4
 """,
 }
