@@ -22,14 +22,14 @@ APART: tuple[Direction, ...] = ("backward_dkv", "backward_dq")
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """All entries of one GPU, sorted by spec and bucket, and the runs they come from.
+    """All entries of one GPU, sorted by spec and bucket, and the runs they come from. Of executed
+    ones of a spec and bucket no two name the same version of Triton.
 
     Args:
         gpu: the GPU.
         runs: the tuning runs.
         entries: what was chosen.
-        executed: entries that serve in place of others under the versions of Triton that they name;
-            of one spec and bucket no two name the same.
+        executed: entries that serve in place of others under the versions of Triton that they name.
 
     Examples:
         >>> from flashgen import paths

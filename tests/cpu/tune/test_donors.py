@@ -153,6 +153,27 @@ def test_a_tile_comes_last_in_the_other_order_where_blocks_have_the_same_work(
     assert list(donors.chosen(spec, HERE, on_gpu=True)) == lent, "a search measures them"
 
 
+@pytest.mark.parametrize(
+    ("direction", "lent", "other"),
+    [
+        ("backward_dkv", "plain", "grouped"),
+        ("backward_dq", "longest_first", "grouped"),
+        ("backward_dq", "grouped", "plain"),
+        ("backward_dq_of_ds", "plain", "longest_first"),
+    ],
+)
+def test_a_gradient_comes_in_the_likeliest_order_too(direction: Any, lent: Any, other: Any) -> None:
+    spec = make_spec(mask="causal", direction=direction)
+    config = replace(TILE, order=lent)
+    donors = Donors([of(L4, config, spec=spec)], H200)
+    found = list(donors.chosen(spec, HERE, on_gpu=False))
+    assert found == [config, replace(config, order=other)]
+    assert list(donors.chosen(spec, HERE, on_gpu=True)) == [config]
+    full = replace(spec, mask="none")
+    plain = Donors([of(L4, TILE, spec=full)], H200)
+    assert list(plain.chosen(full, HERE, on_gpu=False)) == [TILE]
+
+
 def test_runners_up_are_in_the_order_of_their_winners() -> None:
     second, third = make_config(32, 64), make_config(32, 32)
     ups = [
