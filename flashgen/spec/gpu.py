@@ -218,8 +218,9 @@ def _why_named_alone(product: Named) -> str:
     alike = [gpu for gpu in TARGETS.values() if gpu.arch == product.arch]
     near = min(alike, key=lambda gpu: unlikeness(gpu, product))
     return (
-        f"{product.name} ({product.arch}, {product.sms} SMs) is known by name alone, and nothing "
-        f"is estimated for it: name {near.slug}, which is most like it, or use --gpu on it"
+        f"{product.name} ({product.arch}, {product.sms} SMs) is known by name alone: the entries "
+        f"of {near.slug}, which is most like it, serve it, and nothing is estimated for it. Name "
+        "that GPU, or use --gpu on this one"
     )
 
 
