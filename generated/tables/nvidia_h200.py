@@ -409,6 +409,7 @@ bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4
 bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
+bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
 bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1263.6
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 400.79 1024.0
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
@@ -432,6 +433,7 @@ bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
 bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
 bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 115.28 323.02 1160.0 2280.0
+bwd_dq_fp16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.36 1084.0
 bwd_ds_bf16_d96 1024 br64_bc128_w8_s4_hopper_tma 1068.4 4108.0
 bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s2_hopper_tma 598.12 2088.7
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
