@@ -134,7 +134,7 @@ def _blocks(
             return _in_turn([of_keys] * heads, heads)
         return of_keys * heads
     of_a_head = _by_rows(spec, config, problem, loops)
-    return _in_order(spec, config, problem, of_a_head, gpu)
+    return _in_order(spec, config, problem, of_a_head, gpu.l2_bytes)
 
 
 def _in_turn(heads: Sequence[Tiles], together: int) -> Tiles:
@@ -182,7 +182,7 @@ def _in_order(
     config: KernelConfig,
     problem: Problem,
     of_a_head: list[tuple[int, ...]],
-    gpu: Gpu,
+    l2_bytes: int,
 ) -> list[tuple[int, ...]]:
     """The blocks of all heads, as the template's order has them; of_a_head in plain order."""
     heads = problem.batch * problem.heads
@@ -193,7 +193,7 @@ def _in_order(
         return (backwards + of_a_head) * (heads // 2) + backwards * (heads % 2)
     if config.order == "grouped":
         of_a_key = spec.element_bytes * (spec.head_dim + spec.head_dim_v)
-        together = heads_together(of_a_key, problem.seq_k, problem.group, gpu.l2_bytes)
+        together = heads_together(of_a_key, problem.seq_k, problem.group, l2_bytes)
         return _in_turn([backwards] * heads, together)
     return of_a_head * heads
 
