@@ -195,7 +195,8 @@ def kernels(item: Item, gpu: Gpu) -> Iterator[tuple[AttentionSpec, KernelConfig]
     yield from ((item.spec, config.kernel) for config in item.configs)
     if item.spec.direction == "decode":
         merging = item.spec.for_direction("combine")
-        yield merging, tuned_default(merging)
+        for pdl in dict.fromkeys(config.pdl for config in item.configs):
+            yield merging, replace(tuned_default(merging), pdl=pdl)
     backward = served_directions("both" if item.direction == "backward" else "forward")
     for direction in backward if item.kind == "case" else ():
         spec = item.spec.for_direction(direction)
@@ -257,6 +258,7 @@ def _decode(gpu: Gpu, lines: Lines) -> Iterator[Item]:
         for spec in (flat, replace(flat, paged=True)):
             tiles = seeds(spec, gpu, 2)
             fit = [replace(tile, blocks_per_sm=blocks) for tile in tiles for blocks in (1, 3, 6)]
+            fit += [replace(fit[0], pdl=True)]
             every = (replace(workload(spec, seq), batch=batch) for batch in (64, 16))
             problem = next(each for each in every if bytes_moved(spec, each) <= MOST_BYTES)
             yield a_round(spec, problem, gpu, fit)

@@ -49,7 +49,8 @@ class Binder:
         noting: Plan = object.__new__(Plan)  # copy.copy() takes twice as long
         noting.__dict__ |= plan.__dict__ | {"notes": self._launches}
         found: Any = plan.launch(noting, call)
-        self._made += [found] if isinstance(found, Tensor) else found
+        several = [found] if isinstance(found, Tensor) else found
+        self._made += [each for each in several if isinstance(each, Tensor)]
         return found  # type: ignore[no-any-return]
 
     def bound(

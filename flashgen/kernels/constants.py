@@ -63,6 +63,7 @@ def numbers(spec: AttentionSpec, config: KernelConfig) -> dict[str, Constant]:
         "PRECISION": spec.precision if spec.dtype == "float32" else None,
         "BY_BITS": spec.kv_dtype == "float8_e4m3" and config.widening == "bits",
         "ROWS_OF_EIGHT": rows_of_eight(spec, config),
+        "PDL": config.pdl,
         "ROTARY": spec.rotary if spec.rotary != "none" else None,
         "NARROW": spec.kv_dtype if spec.kv_dtype != "same" else None,
         **SCHEDULES[config.schedule].switches(spec, config),

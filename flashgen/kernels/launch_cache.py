@@ -87,10 +87,13 @@ class Parts(NamedTuple):
     """The result of decode. For one split, o (B, H, Sq, d_v) of q's dtype and lse (B, H, Sq).
     For several, o (splits, B, H, Sq, d_v) and lse (splits, B, H, Sq), float32; of an invariant
     decode the maximum and the sum of each row in place of its LSE, (splits, 2, B, H, Sq).
+
+    pdl: the decode lets the combine kernel start before it ends.
     """
 
     o: Tensor
     lse: Tensor
+    pdl: bool = False
 
     @property
     def whole(self) -> bool:
@@ -133,7 +136,7 @@ def run_decode(plan: Plan, call: Decode) -> Parts:
     else:
         o = empty((splits, *rows, head_dim_v))
         lse = empty((splits, 2, *rows) if invariant else (splits, *rows))
-    parts = Parts(o=o, lse=lse)
+    parts = Parts(o=o, lse=lse, pdl=plan.config.pdl)
     plan.start(q, *decode_arguments(plan, call, parts, capacity))
     return parts
 
@@ -210,7 +213,7 @@ def run_combine(plan: Plan, call: Combine) -> tuple[Tensor, Tensor]:
         "count": count,
         "head_dim_v": head_dim_v,
     }
-    plan.start(call.q, batch * heads * seq_q, arguments)
+    plan.start(call.q, batch * heads * seq_q, arguments, pdl=parts.pdl)
     return o, lse
 
 

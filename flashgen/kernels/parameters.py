@@ -372,6 +372,7 @@ _DECODE = (
     constant("SEGMENT", "keys of an invariant split; or None"),
     constant("SPLIT_TILES", "tiles that a split has at least"),
     constant("BY_BITS", "float8_e4m3 is widened by arithmetic on bits"),
+    constant("PDL", "the combine kernel may start"),
     *_SWITCHES,
 )
 _COMBINE = (
@@ -386,6 +387,7 @@ _COMBINE = (
     _HEAD_DIMS[1],
     constant("BC"), constant("HEAD_DIM_V"), constant("HEAD_DIM_V_PAD"),
     constant("INVARIANT", "parts join one by one, in the order of their keys"),
+    constant("PDL", "it starts before the decode kernel ends"),
 )
 _APPEND = (
     *_tensors("new_k", "new_v")[:2],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from flashgen.errors import ToolchainError
 from flashgen.kernels import interpreter
 from flashgen.kernels.arguments import Arguments, in_eights, strided
-from flashgen.kernels.constants import constants_of
+from flashgen.kernels.constants import Constant, constants_of
 from flashgen.kernels.descriptors import descriptor_of
 from flashgen.kernels.direct_launch import Direct, Relaunch
 from flashgen.kernels.signature import descriptor_block
@@ -68,13 +69,19 @@ class Plan:
                 f"schedule {config.schedule} is Gluon, for which Triton has no interpreter: "
                 "run it on a GPU, with TRITON_INTERPRET unset"
             )
+        if interpreter.active():  # which runs one kernel after another
+            config = replace(config, pdl=False)
         self.spec = spec
         self.config = config
         constants = constants_of(spec, config, kernel.arg_names)
-        numbers = tuple(value for name, value in constants.items() if name.isupper())
+        numbers = _numbers(constants)
         arguments = kernel.arg_names[: len(kernel.arg_names) - len(numbers)]
         self.names = tuple(NOTHING if name in constants else name for name in arguments)
-        self.direct = Direct(kernel, numbers, config.launch_options(spec))
+        self.direct = self.early = Direct(kernel, numbers, config.launch_options(spec))
+        if spec.direction == "combine":
+            early = replace(config, pdl=True)
+            numbers = _numbers(constants_of(spec, early, kernel.arg_names))
+            self.early = Direct(kernel, numbers, early.launch_options(spec))
         self.by_keys = spec.direction in BY_KEYS
         self.featured = spec.featured
         self.packed = spec.varlen
@@ -94,14 +101,17 @@ class Plan:
         result: Result = self.launch(self, call)
         return result
 
-    def start(self, near: Tensor, blocks: int, arguments: Arguments) -> None:
-        """Launch `blocks` programs on the device of the tensor `near`. Changes arguments."""
+    def start(self, near: Tensor, blocks: int, arguments: Arguments, *, pdl: bool = False) -> None:
+        """Launch `blocks` programs on the device of the tensor `near`; with pdl before the kernel
+        in front has ended, for which they wait. Changes arguments.
+        """
         arguments[NOTHING] = None
         ordered = self.in_order(arguments)
+        direct = self.early if pdl else self.direct
         with on_device(near):
-            relaunch = self.direct(blocks, ordered)
+            relaunch = direct(blocks, ordered)
         if self.notes is not None:
-            self.notes.append(NotedLaunch(self.direct, relaunch, self.names, ordered))
+            self.notes.append(NotedLaunch(direct, relaunch, self.names, ordered))
 
     def tensors(self, **named: Tensor) -> Arguments:
         """Arguments of tensors (batch, heads, seq, dim): pointers and strides, or descriptors."""
@@ -126,6 +136,10 @@ class Plan:
     def in_eights(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The tensors, copied where the kernel needs strides that are multiples of 8 elements."""
         return tuple(map(in_eights, tensors)) if self.rows_of_eight else tensors
+
+
+def _numbers(constants: Mapping[str, Constant]) -> tuple[Constant, ...]:
+    return tuple(value for name, value in constants.items() if name.isupper())
 
 
 def on_device(tensor: Tensor) -> Any:

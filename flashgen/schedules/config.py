@@ -55,6 +55,7 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
         whole_rows: of mma.sync, a warp has whole rows. No knob: whole_rows.py derives it.
         split_keys: of a decode, the least keys of a split; 1 is the rule of grid_rules.py.
         widening: how a decode widens float8_e4m3: on their bits, or by the GPU's own instruction.
+        pdl: of a decode, its combine kernel starts before it ends (programmatic dependent launch).
         blocks_per_sm: of a decode's launch, not its kernel: blocks on an SM that splits fill.
         next_s: of hopper's fused backward, S of the next tile comes before dQ of this one is added.
         no_turns: of hopper's forward, consumers multiply when they come to it, not in turn.
@@ -145,7 +146,11 @@ class KernelConfig(BlackwellFields, HopperFields, DecodeFields):
         """
         warps, fuses = WARPGROUP if self.specialized else self.num_warps, not spec.invariant
         options = {"num_warps": warps, "num_stages": self.num_stages, "enable_fp_fusion": fuses}
-        return options | ({"maxnreg": self.maxnreg} if self.maxnreg else {})
+        if self.maxnreg:
+            options["maxnreg"] = self.maxnreg
+        if self.pdl and spec.direction == "combine":
+            options["launch_pdl"] = True
+        return options
 
     def block_warps(self, spec: AttentionSpec) -> int:
         """Warps of a block, with those that only load, multiply or store."""

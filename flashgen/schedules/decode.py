@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from flashgen.schedules.base import CommonFields, FieldChoice, TileShape, one_of
+from flashgen.schedules.base import FLAG, CommonFields, FieldChoice, TileShape, one_of
 from flashgen.schedules.textbook import FA2
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.vocabulary import DECODING
@@ -53,6 +53,7 @@ class DecodeFields(CommonFields):
 
     split_keys: int = field(default=1, metadata=one_of(SPLIT_KEYS, "_split{}", 0))
     widening: Widening = field(default="bits", metadata=one_of(("bits", "native"), "_native", 0))
+    pdl: bool = field(default=False, metadata=one_of(FLAG, "_pdl", 0))
     blocks_per_sm: int = field(default=1, metadata=one_of(BLOCKS_PER_SM, "_x{}", 2))
 
 
@@ -100,6 +101,8 @@ def why_not(spec: AttentionSpec, config: DecodeFields) -> str | None:
             "widening native needs direction decode and kv_dtype float8_e4m3: "
             f"got {spec.direction} and {spec.kv_dtype}"
         )
+    if config.pdl and spec.direction not in ("decode", "combine"):
+        return f"pdl is of decode and the combine kernel behind it: got {spec.direction}"
     if spec.direction not in DECODING:
         return None
     has = (config.schedule, config.loads, config.order)

@@ -414,6 +414,10 @@ def _arch(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> str | None:
             f"widening native is made of the e4m3 instructions of sm_89 and later: {gpu.slug} is "
             f"{gpu.arch}"
         )
+    if config.pdl and not (gpu.is_nvidia and gpu.capability >= 90):
+        return (
+            f"pdl, programmatic dependent launch, needs sm_90 and later: {gpu.slug} is {gpu.arch}"
+        )
     if spec.precision == "tf32" and not gpu.is_nvidia and gpu.arch != "gfx942":
         return f"precision tf32 needs tf32 matrix instructions: {gpu.arch} has none"
     threads = config.block_warps(spec) * gpu.warp_size

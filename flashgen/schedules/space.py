@@ -71,11 +71,16 @@ def legal_configs(
     """Every config of the space that why_illegal passes, the likely ones first.
 
     on_gpu: they will be checked and measured on that GPU. Only then the space has schedules whose
-    warps have roles, before all others, and the orders of tiles that pay by the L2 and by
-    persistence: no estimate ranks these.
+    warps have roles, before all others, the orders of tiles that pay by the L2 and by persistence,
+    and decodes whose combine kernel starts early: no estimate ranks these.
     """
     if spec.direction in DECODING:
-        grid = (in_whole_rows(spec, each, gpu) for each in in_parts(spec, decoding_grid(spec)))
+        likely = decoding_seeds(spec) if on_gpu else ()
+        early = tuple(replace(config, pdl=True) for config in likely)
+        grid = (
+            in_whole_rows(spec, each, gpu)
+            for each in in_parts(spec, (*decoding_grid(spec), *early))
+        )
         return tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
     found = (
         in_whole_rows(spec, config, gpu)

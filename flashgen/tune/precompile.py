@@ -95,6 +95,9 @@ def kernels_to_build(
     split = [spec for spec in specs if spec.direction == "forward" and may_split(spec)]
     if gpu.arch in SPLIT_FLOPS:
         pairs += [pair for spec in split for pair in _split(served, gpu, spec)]
+    early = [spec.for_direction("combine") for spec, config in pairs if config.pdl]
+    found = (pair for merging in dict.fromkeys(early) for pair in _picked(served, gpu, merging))
+    pairs += [(merging, replace(config, pdl=True)) for merging, config in found]
     legal = (pair for pair in pairs if why_illegal(*pair, gpu) is None)
     return tuple(dict.fromkeys(legal))
 

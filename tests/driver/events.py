@@ -59,6 +59,7 @@ class Launch(Event):
     grid: tuple[int, int, int]
     threads: int
     cluster: int
+    pdl: bool
     dynamic_shared: int
     registers: int
     parameters: tuple[str, ...]

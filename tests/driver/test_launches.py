@@ -5,15 +5,18 @@ within the limits of CUDA and of the device.
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from flashgen.kernels import launch
+from flashgen.kernels.launch_cache import Combine
 from flashgen.kernels.plan import Plan
 from flashgen.runtime import kernel_files
 from flashgen.schedules.config import KernelConfig
+from flashgen.schedules.defaults import default_config
 from tests.driver.cases import GPU, Kernel, call_of, kernels
 from tests.driver.events import Launch, Load, Recording, TensorMap
 
@@ -123,6 +126,7 @@ def test_it_hands_over_what_the_cubin_declares(
         assert launched.threads == 32 * config.block_warps(spec) <= loaded.threads_that_fit
         assert launched.dynamic_shared <= GPU.shared_per_block
         assert launched.cluster == 0
+        assert launched.pdl == (config.pdl and spec.direction == "combine")
     if config.persistent:
         assert launches[0].grid[0] <= GPU.sms
     maps = recording.of(TensorMap)
@@ -131,3 +135,21 @@ def test_it_hands_over_what_the_cubin_declares(
         assert each.broken == ""
         assert each.box[1] in boxes(config)
         assert each.box[0] * 2 <= 128  # bytes of a row of bfloat16: what the swizzle covers
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_the_combine_kernel_starts_early_behind_a_decode_that_lets_it(
+    recording: Recording, pdl: bool
+) -> None:
+    spec, config = next(kernel for kernel in KERNELS.values() if kernel[0].direction == "decode")
+    merging = spec.for_direction("combine")
+    decode = launch.bind(kernel_files.rendered(spec, each := replace(config, pdl=pdl)), spec, each)
+    combine = launch.bind(
+        kernel_files.rendered(merging, each := default_config(merging)), merging, each
+    )
+    for _ in range(3):  # by Triton, then directly
+        call = call_of(spec)
+        combine(Combine(parts=decode(call), q=call.q))
+    launches = recording.of(Launch)
+    assert [each.pdl for each in launches] == [False, pdl] * 3
+    assert not any(each.broken for each in launches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,11 +10,15 @@ import torch
 
 from flashgen.evaluate.check import check_kernel
 from flashgen.evaluate.check_cache import DecodeCase, judge, make_call
-from flashgen.kernels.launch_cache import Decode
+from flashgen.kernels.launch import bind
+from flashgen.kernels.launch_cache import Combine, Decode
+from flashgen.kernels.loader import load_text
+from flashgen.kernels.plan import Plan
 from flashgen.kernels.render import render
 from flashgen.runtime.eager import cache as eager_cache
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_config
+from flashgen.schedules.legality import why_illegal
 from flashgen.schedules.space import seed_configs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
@@ -105,6 +110,45 @@ def test_combine_and_append_are_right(paged: bool, rotary: Any) -> None:
         config = default_config(spec)
         found = check_kernel(render(spec, config), spec, config, device="cuda:0")
         assert found.passed, (config.label, found)
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_combine_kernel_that_starts_early_waits_for_its_parts(
+    in_graph: bool, batch: int, gpu: Gpu
+) -> None:
+    """Each time other values are in the memory of the parts: bits of before would be seen."""
+    case = DecodeCase(lengths=(4096,) * batch, capacity=4096, kv_heads=8, group=4, splits=4)
+    spec = make_spec("bfloat16", 128, "none", direction="decode")
+    merging = spec.for_direction("combine")
+    config, of_merging = seed_config(spec, gpu, 0), default_config(merging)
+    if why_illegal(spec, replace(config, pdl=True), gpu) is not None:
+        pytest.skip("no programmatic dependent launch here")
+    q, cache = make_call(spec, case, 1, "cuda:0")
+    queries = torch.stack([q * (1 + n / 8) for n in range(8)])
+    combine = bind(load_text(render(merging, of_merging)), merging, of_merging)
+    found: list[list[torch.Tensor]] = []
+
+    def results(plan: Plan) -> list[torch.Tensor]:
+        calls = (
+            Decode(q=q, cache=cache, scale=128**-0.5, sms=gpu.sms, splits=4)
+            for _ in range(10)
+            for q in queries
+        )
+        return [combine(Combine(parts=plan(call), q=call.q))[0] for call in calls]
+
+    for pdl in (False, True):
+        each = replace(config, pdl=pdl)
+        plan = bind(load_text(render(spec, each)), spec, each)
+        made = results(plan)
+        if in_graph:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                made = results(plan)
+            graph.replay()
+        torch.cuda.synchronize()
+        found.append(made)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("paged", [False, True])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 
+from flashgen.compile.ptx import build_ptx
 from flashgen.compile.verdict import judge
+from flashgen.kernels.render import render
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.defaults import default_config
 from flashgen.schedules.legality import shared_bound_bytes, why_illegal
@@ -149,3 +152,36 @@ def test_native_widening_needs_the_instruction(arch: str, able: bool) -> None:
     ways = {config.widening for config in legal_configs(spec, SMALLEST[arch])}
     assert ways == ({"bits", "native"} if able else {"bits"})
     assert seed_configs(spec, SMALLEST[arch])[0].widening == ("native" if able else "bits")
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])
+def test_a_combine_kernel_that_starts_early_touches_no_memory_before_it_waits(arch: str) -> None:
+    decode = make_spec("bfloat16", 128, direction="decode")
+    for spec in (decode, decode.for_direction("combine")):
+        plain = default_config(spec)
+        early = replace(plain, pdl=True)
+        assert why_illegal(spec, early, SMALLEST[arch]) is None
+        built, without = (build_ptx(render(spec, c), spec, c, arch).ptx for c in (early, plain))
+        assert "griddepcontrol" not in without
+        if spec.direction == "decode":
+            assert built.count("griddepcontrol.launch_dependents;") == 1
+        else:
+            before, wait, behind = built.partition("griddepcontrol.wait;")
+            assert wait
+            assert not re.search(r"(ld|st|cp|atom)\S*\.global", before)
+            assert "ld.global" in behind
+            assert "st.global" in behind
+
+
+def test_only_decodes_of_gpus_that_can_let_the_combine_kernel_start_early() -> None:
+    decode = make_spec("bfloat16", 128, direction="decode")
+    early = replace(default_config(decode), pdl=True)
+    assert "needs sm_90" in str(why_illegal(decode, early, SMALLEST["sm_89"]))
+    assert "needs sm_90" in str(why_illegal(decode, early, SMALLEST["gfx942"]))
+    for direction in ("forward", "append"):
+        spec = decode.for_direction(direction)
+        early = replace(default_config(spec), pdl=True)
+        assert "pdl is of decode" in str(why_illegal(spec, early, SMALLEST["sm_90"]))
+    searched = legal_configs(decode, SMALLEST["sm_90"], on_gpu=True)
+    assert any(config.pdl for config in searched)
+    assert not any(config.pdl for config in legal_configs(decode, SMALLEST["sm_90"]))

@@ -44,6 +44,7 @@ def test_a_name_holds_every_field() -> None:
         "order": "longest_first", "head_dims": "padded", "split_keys": 512, "persistent": True,
         "widening": "native", "v_parts": 2, "maxnreg": 128, "whole_rows": True,
         "next_s": True, "no_turns": True, "exp2_by_fma": 4, "rescale_log2": 8, "blocks_per_sm": 5,
+        "pdl": True,
     }  # fmt: skip
     assert set(others) == {field.name for field in dataclasses.fields(KernelConfig)}
     spec = make_spec(mask="causal")

@@ -274,6 +274,14 @@ class TestWhichKernels:
         )  # fmt: skip
         assert {spec.direction for spec, _ in amd} == {"forward"}
 
+    def test_the_combine_kernel_that_starts_early(self) -> None:
+        decode = SPEC.for_direction("decode")
+        early = make_config(16, 64, pdl=True)
+        table = Table(gpu=H200).with_entry(made_entry(decode, BUCKETS[2], early), made_run())
+        pairs = precompile.kernels_to_build(table, H200, defaults=False)
+        merging = decode.for_direction("combine")
+        assert {config.pdl for spec, config in pairs if spec == merging} == {True}
+
     def test_what_the_gpu_cannot_run_is_left_out(self) -> None:
         large = make_config(128, 128, num_warps=8, num_stages=4)
         table = Table(gpu=H200).with_entry(made_entry(SPEC, BUCKETS[2], large), made_run())

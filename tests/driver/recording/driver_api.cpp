@@ -281,12 +281,18 @@ API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction handle, v
     return CUDA_ERROR_INVALID_HANDLE;
   }
   unsigned cluster = 0;
-  for (unsigned i = 0; i < config->numAttrs; ++i)
-    if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) cluster = config->attrs[i].value.clusterDim.x;
+  bool pdl = false;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    const CUlaunchAttribute &attribute = config->attrs[i];
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) cluster = attribute.value.clusterDim.x;
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+      pdl = attribute.value.programmaticStreamSerializationAllowed;
+  }
   return result(launch(*kernel,
                        {{config->gridDimX, config->gridDimY, config->gridDimZ},
                         {config->blockDimX, config->blockDimY, config->blockDimZ},
                         cluster,
+                        pdl,
                         config->sharedMemBytes,
                         reinterpret_cast<u64>(config->hStream)},
                        parameters));

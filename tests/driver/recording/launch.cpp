@@ -76,6 +76,7 @@ void record(const Kernel &kernel, const Launch &launch, void **parameters, bool 
       .numbers("grid", std::vector<unsigned>(launch.grid, launch.grid + 3))
       .number("threads", count(launch.block))
       .number("cluster", launch.cluster)
+      .number("pdl", launch.pdl)
       .number("dynamic_shared", launch.dynamic_shared)
       .number("registers", kernel.registers)
       .texts("parameters", values)

@@ -8,6 +8,7 @@ namespace recording {
 struct Launch {
   unsigned grid[3], block[3];
   unsigned cluster;  // blocks; 0 where the launch names none
+  bool pdl;  // may start before the kernel in front of it ends
   unsigned dynamic_shared;
   u64 stream;
 };

@@ -67,6 +67,11 @@ def test_head_dims(dims: tuple[int, int], paged: bool, seed: int) -> None:
     prove(decode_spec(dim=dims[0], head_dim_v=dims[1], paged=paged), make_config(16, 16), seed)
 
 
+def test_one_whose_combine_kernel_starts_early(seed: int) -> None:
+    """Triton's interpreter runs one kernel after another."""
+    prove(decode_spec(dim=16), make_config(16, 16, pdl=True), seed)
+
+
 @pytest.mark.parametrize("split_keys", [256, 512])
 def test_a_split_takes_as_many_keys_as_its_config_says(split_keys: int, seed: int) -> None:
     """Of 300 keys in 3 splits: 256 and 44, or 300, and the others see none."""
