@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -523,13 +524,14 @@ def test_flash_attn_func_is_kept(
 
 
 @pytest.mark.parametrize("index", range(3))
+@pytest.mark.parametrize("before", [1, 3], ids=["when it would be bound", "after that"])
 @pytest.mark.parametrize("dim", [64, 24], ids=["descriptor", "pointer"])
 def test_a_view_of_negatives_is_made_plain(
-    index: int, dim: int, driver: Written, own: Dispatcher
+    index: int, before: int, dim: int, driver: Written, own: Dispatcher
 ) -> None:
     """Of the same shape, strides and memory as a tensor of a kind that is kept."""
     qkv = tensors(dim=dim, dim_v=dim)
-    by_launch(driver, own, attention(qkv, causal=True), 3)
+    by_launch(driver, own, attention(qkv, causal=True), before)
     at = qkv[index].data_ptr()
     qkv[index] = torch._neg_view(qkv[index])
     _, repeated = by_launch(driver, own, attention(qkv, causal=True), 1)
@@ -551,6 +553,28 @@ def test_what_is_kept_is_bounded_and_what_is_used_stays() -> None:
     for i in range(100, 110):
         kinds.keep((i,), i)
     assert kinds.get(("used",)) is None
+
+
+def test_only_a_few_kept_calls_are_compared_before_their_key_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared: list[int] = []
+
+    def likeness(given: Any) -> Any:
+        length = given[0].shape[0]
+        return lambda *tensors: compared.append(length) or tensors[0].shape[0] == length
+
+    monkeypatch.setattr(call_cache, "likeness", likeness)
+    kinds = CallCache()
+    for length in range(20):
+        found, key = kinds.find((), torch.zeros(length))
+        assert found is None
+        assert key is not None
+        kinds.keep(key, SimpleNamespace(is_like=None))
+        kinds.find((), torch.zeros(length))
+    compared.clear()
+    assert kinds.find((), torch.zeros(20))[0] is None
+    assert compared == [19, 18, 17, 16]
 
 
 @pytest.mark.parametrize("drop_in", [flash_attn, flash_attn_3, flash_attn_4, sdpa])

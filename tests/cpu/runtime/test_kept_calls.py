@@ -15,11 +15,14 @@ from flashgen.inputs.packed import OF_PLACES
 from flashgen.kernels import stream_memory
 from flashgen.runtime import Dispatcher
 from flashgen.runtime.call_cache import KeptCall
+from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.launcher import _Steps
 from flashgen.runtime.varlen import attention_varlen
+from flashgen.spec.problem import BUCKETS, bucket_of
 from tests.cpu.runtime.test_call_cache import attention, by_launch, moved, tensors
 from tests.launches import Written, dispatcher
-from tests.serving import make_current
+from tests.makers import make_config, make_spec
+from tests.serving import SHIPPED, make_current
 
 BF16 = torch.bfloat16
 
@@ -432,3 +435,23 @@ def test_other_lengths_are_served_by_the_environment_of_their_call(
     monkeypatch.setenv("FLASHGEN_GPU", "nvidia_l4")
     (there,), _ = by_launch(driver, own, calling(packed(44, 20)), 1)
     assert there[0][0] != first[0][0]
+
+
+def test_lengths_of_another_bucket_are_served_by_its_entry(
+    driver: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = make_spec("bfloat16", 64, "causal", varlen=True)
+    short, long = make_config(64, 32), make_config(128, 64, num_warps=8)
+    entries = [
+        Choice(spec=spec, bucket=bucket, config=config, source="measured", median_us=1.0)
+        for bucket, config in ((BUCKETS[0], short), (bucket_of(5000), long))
+    ]
+    choices = {"nvidia_h200": by_spec(entries)}
+    own = Dispatcher(package="generated", archs=SHIPPED.archs, choices=choices)
+    make_current(monkeypatch, own)
+    met = []
+    for call in (packed(40, 24), packed(40, 24), packed(5000, 24), packed(44, 20)):
+        made, _ = by_launch(driver, own, calling(call), 2)
+        met += [name for (name, _), *_ in made]
+    assert [short.label in name for name in met] == [True] * 4 + [False] * 2 + [True] * 2
+    assert all(long.label in name for name in met[4:6])
