@@ -229,7 +229,7 @@ _ROWS = (
     (HOPPER, "a wait for wgmma one group late", r"wgmma\.wait_group\S* 1;", "wgmma.wait_group.sync.aligned 2;", "synccheck"),
     (HOPPER, "a wait for wgmma dropped", r"wgmma\.wait_group\S* 0;", "", "synccheck"),
     (HOPPER, "a commit of wgmma dropped", r"wgmma\.commit_group\S*;", "", "synccheck"),
-    (HOPPER, "an mbarrier of one arrival", r"(mbarrier\.init\S* \[%r\d+\]), 2;", r"\1, 1;", "racecheck"),
+    (HOPPER, "an mbarrier of one arrival", r"(mbarrier\.init\S* \[%r\d+\]), 2;", r"\1, 1;", "racecheck, synccheck"),
     (HOPPER, "an mbarrier of two arrivals", r"(mbarrier\.init\S* \[%r\d+\]), 1;", r"\1, 2;", "synccheck"),
     (HOPPER, "a stage that is not given back", r"@%p\d+ mbarrier\.arrive\.expect_tx\S* _, \[%r\d+\], 0;", "", "synccheck"),
     (HOPPER, "a wait for an mbarrier dropped", _WAIT, "setp.eq.s32 complete, 0, 0;", "racecheck, synccheck"),

@@ -275,8 +275,8 @@ class Form:
         if isinstance(operand, Negated):
             inner = self.predicate(operand.register)
             return lambda warp: ~inner(warp)
-        if isinstance(operand, Number):
-            constant = np.full(self.lanes, int(operand.text, 0) != 0)
+        if isinstance(operand, Number | Several):
+            constant = self._constant(operand, 4, None) != 0
             return lambda warp: constant
         if not isinstance(operand, Register):
             self.wrong("a predicate must be a register")

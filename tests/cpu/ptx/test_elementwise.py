@@ -192,6 +192,7 @@ CASES: list[tuple[str, list[Array], Any, Callable[..., Array]]] = [
     ("setp.eq.s32 %p2, {0}, 3; setp.gt.and.u32 %p1, {0}, 1, %p2; selp.b32 {d}, 1, 0, %p1;", [SMALL], np.uint32, lambda a: (a == 3).astype(np.uint32)),
     ("setp.lt.u32 %p1|%p2, {0}, 20; selp.b32 {d}, 1, 0, %p2;", [SMALL], np.uint32, lambda a: (a >= 20).astype(np.uint32)),
     ("set.lt.u32.f32 {d}, {0}, {1};", [F32, G32], np.uint32, lambda a, b: np.where(a < b, np.uint32(2**32 - 1), np.uint32(0))),
+    ("mov.pred %p1, 0; mov.pred %p2, -1; mov.pred %p3, 1; selp.b32 %r50, 5, {0}, %p1; selp.b32 %r51, %r50, 5, %p2; selp.b32 {d}, %r51, 5, %p3;", [SMALL], np.uint32, lambda a: a),
     ("setp.lt.u32 %p1, {0}, 20; not.pred %p2, %p1; xor.pred %p3, %p1, %p2; selp.b32 {d}, {0}, 0, %p3;", [SMALL], np.uint32, lambda a: a),
     ("mov.b32 {d}, 7; setp.lt.u32 %p1, {0}, 20; @%p1 mov.b32 {d}, 9;", [SMALL], np.uint32, lambda a: np.where(a < 20, np.uint32(9), np.uint32(7))),
     ("setp.lt.u32 %p1, {0}, 20; @!%p1 mov.b32 {d}, 9; @%p1 mov.b32 {d}, {0};", [SMALL], np.uint32, lambda a: np.where(a < 20, a, np.uint32(9))),
