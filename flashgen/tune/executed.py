@@ -42,6 +42,12 @@ an H200 the estimates of schedule hopper were wrong by 4 % in the median. It too
 s_ahead 1.03 (docs/notes)."""
 
 
+FIRST_HANDED_OUT = 2
+"""Candidates that are tried with a persistent grid, even where a plain kernel beats them without
+one. Packed sequences of head dim 64, of up to 512 and 1,024 keys, take 0.94 and 0.89 of the plain
+kernel's time so (estimated, an H200)."""
+
+
 def in_bfloat16(spec: AttentionSpec) -> AttentionSpec:
     """The spec in bfloat16, where it is in float16: the two take the same time."""
     return replace(spec, dtype="bfloat16") if spec.dtype == "float16" else spec
@@ -57,7 +63,7 @@ def candidates(
     if spec.dtype == "float16":
         sibling = in_bfloat16(spec)
         held = [entry.config for entry in (*chosen, *table.executed) if entry.spec == sibling]
-        return tuple(dict.fromkeys(config for config in held if not config.persistent))
+        return tuple(dict.fromkeys(replace(config, persistent=False) for config in held))
     in_head = "longest_first" if spec.causal and spec.direction not in BY_KEYS else "plain"
     of_order: dict[str, list[KernelConfig]] = {likely_order(spec): [], in_head: []}
     for config in legal_configs(spec, table.gpu, on_gpu=True):
@@ -114,16 +120,18 @@ def faster(
             yield in_place_of(entry, outcome, passed, len(found), run)
 
 
-def handed_out(entries: Sequence[Entry], evaluator: OfflineEvaluator, run: Run) -> Iterator[Entry]:
-    """For each of the entries of a forward that a persistent kernel of their tiles beats by more
-    than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much as tiles. Those
-    that spill, as over pages, are left out.
+def handed_out(
+    entries: Sequence[Entry], found: Sequence[KernelConfig], evaluator: OfflineEvaluator, run: Run
+) -> Iterator[Entry]:
+    """For each of the entries of a forward that a persistent kernel of their tiles, or of the first
+    candidates, beats by more than NEAR, that kernel's entry: mostly of short calls, where blocks
+    cost as much as tiles. Those that spill, as over pages, are left out.
     """
     spec, gpu = entries[0].spec, evaluator.gpu
-    tiles = dict.fromkeys(replace(entry.config, persistent=True) for entry in entries)
+    configs = (*(entry.config for entry in entries), *found[:FIRST_HANDED_OUT])
     legal = [
         config
-        for config in tiles
+        for config in dict.fromkeys(replace(each, persistent=True) for each in configs)
         if SCHEDULES[config.schedule].hands_out and why_illegal(spec, config, gpu) is None
     ]
     built = evaluator.evaluate("compile", spec, entries[0].problem, legal)
@@ -267,7 +275,7 @@ def choose(
         if spec.direction == "forward" and estimated:
             held = [table.serving(*entry.key, here) or entry for entry in estimated]
             serving = {entry.key: entry for entry in (*held, *mine)}
-            mine += handed_out(list(serving.values()), evaluator, run)
+            mine += handed_out(list(serving.values()), found, evaluator, run)
         chosen += mine
     for entry in chosen:
         before = known.get((entry.spec, entry.config, entry.evidence.digest), ())

@@ -116,8 +116,24 @@ def test_a_persistent_kernel_serves_what_it_beats_by_more_than_near(
     held = replace(held, result=replace(held.result, median_us=entry_us))
     evaluator = Evaluator(spills)
     evaluator.right = replace(FAST, persistent=True)
-    found = list(program.handed_out([held], evaluator, made_run("b")))  # type: ignore[arg-type]
+    found = list(program.handed_out([held], (), evaluator, made_run("b")))  # type: ignore[arg-type]
     assert [each.config for each in found] == [evaluator.right] * taken
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_a_persistent_kernel_of_the_first_candidates_may_beat_a_plain_one(place: int) -> None:
+    """Though without a persistent grid they do not."""
+    found = [
+        config
+        for config in program.candidates(SPEC, made_table(made_entry()), ())
+        if config != FAST
+    ]
+    found.insert(place, FAST)
+    evaluator = Evaluator()
+    evaluator.right = replace(FAST, persistent=True)
+    held = made_entry(bucket=BUCKETS[1], median_us=800.0)
+    made = list(program.handed_out([held], found, evaluator, made_run("b")))  # type: ignore[arg-type]
+    assert [each.config for each in made] == [evaluator.right] * (place == 0)
 
 
 def test_a_persistent_kernel_of_the_executed_entry_is_tried(
