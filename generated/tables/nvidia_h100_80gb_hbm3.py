@@ -280,10 +280,14 @@ decode_bf16_d512_paged 4096 br16_bc32_w4_s3_fa2_ptr_v2_x2 385.97 744.37
 # What serves in place of these rows, by the versions of Triton under which it does: kernels that
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
+    "3.6": """
+fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1
+fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1
+fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69 1104.7
+""",
     "3.6 3.7": """
-fwd_bf16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1 4009.7
-fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69
-fwd_bf16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_grp_pers 1058.7
+fwd_bf16_d64 16384 br192_bc128_w12_s2_hopper_tma 4009.7
+fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 358.46 1058.7
 fwd_bf16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
 fwd_bf16_d64_causal_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 1270.9 2397.4
 fwd_bf16_d64_causal_sink_varlen 1 br192_bc128_w12_s2_hopper_tma_lpt_pers 204.17 357.82 1033.0 3839.4
@@ -308,8 +312,8 @@ fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s2_hopper_tma_lpt 658.63 751.1
 fwd_bf16_d128_causal_window_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 157.19 315.82 734.84 848.25
 fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 125.72 244.92 642.87 1590.2
 fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 177.28 303.95 321.37 346.33
-fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1 4009.7
-fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69 1104.7 2084.7
+fwd_fp16_d64 16384 br192_bc128_w12_s2_hopper_tma 4009.7
+fwd_fp16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
 fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
@@ -350,14 +354,12 @@ bwd_dq_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
 bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
 """,
     "3.6 3.7 3.8 3.9": """
-fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_bf16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1099.3 2098.5
 fwd_bf16_d192v128_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 102.63 241.78 791.13 1452.9
 fwd_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
 fwd_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
 fwd_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
 fwd_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 98.46 248.11 841.47 1536.5
-fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_fp16_d96_causal 4096 br128_bc128_w8_s2_hopper_tma_lpt 1099.3 2098.5
 fwd_fp16_d128 4096 br128_bc128_w8_s2_hopper_tma 1580.2 3101.1
 fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
@@ -375,9 +377,22 @@ bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3
 bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
 bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 125.83 348.08 1236.1 2285.6
 """,
+    "3.6 3.8 3.9": """
+fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
+fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
+fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
+fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
+""",
     "3.7": """
+fwd_bf16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
+fwd_bf16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 159.6 438.49
+fwd_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
+fwd_bf16_d64_causal_window_sink 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 195.48
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 174.75 441.65
+fwd_bf16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
+fwd_bf16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
+fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
 fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 127.37 239.8 732.7 2721.4
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 144.68 284.84 452.51 934.52
 fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
@@ -391,6 +406,13 @@ fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 127.25 319.66 803.81
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143.54 305.91 810.47
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
+fwd_fp16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
+fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
+fwd_fp16_d64_causal 1 br192_bc128_w12_s2_hopper_tma_grp_pers 173.36 358.46 1058.7
+fwd_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
+fwd_fp16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
+fwd_fp16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
+fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
 fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
 bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1680.4
