@@ -17,11 +17,13 @@ import triton
 
 from flashgen.compile import loops, sass
 from flashgen.compile.compiler import Compiled
+from flashgen.compile.ptx import build_ptx
 from flashgen.compile.sass import Instruction, Listing
 from flashgen.compile.verdict import judge, overlap, residents
 from flashgen.estimate import sm
 from flashgen.estimate.machines import MACHINES, ArchModel
 from flashgen.estimate.sm import Scoreboard
+from flashgen.kernels.render import render
 from flashgen.schedules.config import KernelConfig
 from flashgen.schedules.hopper import HOPPER_OVERLAP, REGISTER_SPLIT, o_apart
 from flashgen.schedules.legality import shared_bound_bytes, why_illegal
@@ -30,6 +32,7 @@ from flashgen.schedules.space import legal_configs
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import TARGETS
 from tests.compiled import compile_one, cubin_of
+from tests.cpu.kernels.test_blackwell_forward import blackwell
 from tests.makers import each, hopper, make_config, make_spec
 
 H200 = TARGETS["nvidia_h200"]
@@ -273,6 +276,21 @@ def test_o_is_fenced_before_it_is_stored(build: Build) -> None:
     for n in (n for n in stores if code[n - 1].base != "UTMASTG"):
         assert [i.base for i in code[n - 2 : n]] == ["FENCE", "BAR"]
         assert code[n - 3].base in ("STSM", "STS")
+
+
+@pytest.mark.parametrize(
+    ("arch", "config"),
+    [
+        ("sm_90", hopper(128, 128, 2, persistent=True)),
+        ("sm_100", replace(blackwell(), persistent=True)),
+    ],
+)
+def test_slopes_of_packed_sequences_that_see_all_keys_are_handed_out(
+    arch: str, config: KernelConfig
+) -> None:
+    """Each has a diagonal, from which slopes count, and no last key."""
+    spec = make_spec("bfloat16", 64, varlen=True, alibi=True)
+    assert "atom" in build_ptx(render(spec, config), spec, config, arch).ptx
 
 
 @pytest.mark.slow("make test proves a sample of it")
