@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,6 +44,8 @@ class Binder:
 
     _launches: list[NotedLaunch] = field(default_factory=list, init=False)
     _made: list[Tensor] = field(default_factory=list, init=False)
+    memory: tuple[weakref.ref[StreamMemory], ...] = field(default=(), init=False)
+    """Of its stream, what a bound call launches with: without it nothing can be repeated."""
 
     def __call__(self, plan: Plan, call: KernelCall[Result]) -> Result:
         """Launch a plan for a call; the result is the call's."""
@@ -76,6 +79,7 @@ class Binder:
             x is None or made.get(x.data_ptr()) is not None for x in results
         ):
             return None
+        self.memory = tuple(map(weakref.ref, writer.shared))
         return writer.written(launches, relaunches[0], calls, results)
 
 
@@ -100,7 +104,7 @@ class _Writer:
         """The inputs that kernels take, and whether they must be aligned."""
         self._makes: dict[int, Tensor] = {}
         self._stream: int | None = None
-        self._shared: dict[StreamMemory, None] = {}
+        self.shared: dict[StreamMemory, None] = {}
         """Memory of their stream that kernels take."""
 
     def call(self, launched: NotedLaunch, relaunch: Relaunch) -> str | None:
@@ -132,7 +136,7 @@ class _Writer:
                 self._read[number] = self._read.get(number, False) or must
                 tensor, at = f"x{number}", f"p{number}"
             elif (shared := shared_at(memory)) is not None:
-                self._stream, self._shared[shared] = shared.stream, None
+                self._stream, self.shared[shared] = shared.stream, None
                 if make is None:  # a tensor map of it stays as it is
                     line[inner.places[place]] = (address,)
                 continue
@@ -198,7 +202,7 @@ class _Writer:
         lines.append(f"stream = {stream}({here})")
         if self._stream is not None:
             lines.append(f"if stream != {expected}: return None")
-        usable = self._hold(*(shared.usable for shared in self._shared if shared.written))
+        usable = self._hold(*(_usable(shared) for shared in self.shared if shared.written))
         lines += [f"if not {each}(): return None" for each in usable]
         for number, make in zip(self._makes, names, strict=False):
             lines.append(f"m{number} = {make}()")
@@ -213,6 +217,19 @@ class _Writer:
         text = f"def holding({held}):\n    def replay({inputs}):\n{body}    return replay\n"
         made: ReplayedCall = compiled(text)(*self._values)
         return made
+
+
+def _usable(shared: StreamMemory) -> Callable[[], bool]:
+    """Whether memory of a stream is there and may be used now. What launches again does not keep
+    it: a workspace is given back when there is a longer one.
+    """
+    held = weakref.ref(shared)
+
+    def usable() -> bool:
+        memory = held()
+        return memory is not None and memory.usable()
+
+    return usable
 
 
 @functools.lru_cache(maxsize=256)

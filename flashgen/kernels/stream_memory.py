@@ -44,10 +44,18 @@ _constants: dict[tuple[torch.device, int | None, torch.dtype, int], StreamMemory
 """The longest of each device, stream, dtype and number."""
 _counters: dict[tuple[torch.device, int | None], StreamMemory] = {}
 _spare: dict[torch.device, Iterator[Tensor]] = {}
-_workspaces: dict[tuple[torch.device, int | None, int], StreamMemory] = {}
-"""The longest of each device, stream and thread."""
+
+
+class _OfThread(threading.local):
+    """The longest workspace of each device and stream: gone with its thread."""
+
+    def __init__(self) -> None:
+        self.longest: dict[tuple[torch.device, int | None], StreamMemory] = {}
+
+
+_workspaces = _OfThread()
 _every: weakref.WeakValueDictionary[int, StreamMemory] = weakref.WeakValueDictionary()
-"""All that is in use, by where it begins: bound calls hold what they launch with."""
+"""All that is in use, by where it begins."""
 _never_freed: list[StreamMemory] = []
 """What CUDA graphs may hold."""
 
@@ -106,15 +114,15 @@ def workspace(size: int, like: Tensor) -> Tensor:
     """
     if _captured(like):
         return torch.empty(size, dtype=torch.uint8, device=like.device)
-    device, stream = _current(like.device)
-    key = device, stream, threading.get_ident()
-    found = _workspaces.get(key)
+    key, longest = _current(like.device), _workspaces.longest
+    found = longest.get(key)
     if found is None or found.tensor.shape[0] < size:
-        _workspaces.pop(key, None)
+        longest.pop(key, None)
         found = None  # to be given back before there is a longer one
-        made = torch.empty(size, dtype=torch.uint8, device=device)
-        found = StreamMemory(tensor=made, stream=stream, written=True, thread=key[2])
-        _workspaces[key] = _kept(found)
+        made = torch.empty(size, dtype=torch.uint8, device=like.device)
+        thread = threading.get_ident()
+        found = StreamMemory(tensor=made, stream=key[1], written=True, thread=thread)
+        longest[key] = _kept(found)
     return found.tensor
 
 

@@ -8,7 +8,7 @@ look-up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -133,7 +133,9 @@ class KeptCall:
     The first of them makes the launches so and binds them. All others repeat those.
     """
 
-    __slots__ = ("_apply", "_autograd", "_named", "_tries", "is_like", "launches", "replay")
+    __slots__ = (
+        "_apply", "_autograd", "_memory", "_named", "_tries", "is_like", "launches", "replay",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -144,6 +146,7 @@ class KeptCall:
         self.launches = launches
         self._named = named
         self._tries = 0
+        self._memory: Iterable[Callable[[], object | None]] = ()
         self._autograd = autograd
         self._apply: Apply | None = None
         self.replay: ReplayedCall = self._bind
@@ -174,7 +177,13 @@ class KeptCall:
         return self.replay(*given) or self._launch(*given)
 
     def _launch(self, *given: Tensor | None) -> tuple[Any, ...]:
-        """Launch, and keep nothing of it: of what cannot be bound, or not be replayed now."""
+        """Launch, and keep nothing of it: of what cannot be bound, or not be replayed now. What is
+        bound to a workspace that was given back is bound anew.
+        """
+        if any(memory() is None for memory in self._memory):
+            self.replay, self._memory, self._tries = self._bind, (), 0
+            if (found := self._bind(*given)) is not None:
+                return found
         near = [None if x is None else x.resolve_neg() for x in given]
         return self.launches(Launcher.__call__, *near)
 
@@ -191,7 +200,7 @@ class KeptCall:
         found = self.launches(lambda launcher, call: launcher.run(call, binder), *given)
         replay = binder.bound(given, self._named, found)
         if replay is not None:
-            self.replay = replay
+            self.replay, self._memory = replay, binder.memory
         return found
 
 

@@ -43,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     current = lambda device: SimpleNamespace(cuda_stream=made.stream)  # noqa: E731
     monkeypatch.setattr(torch.cuda, "current_stream", current)
-    for name in ("_constants", "_counters", "_spare", "_workspaces", "_every"):
+    for name in ("_constants", "_counters", "_spare", "_every"):
         monkeypatch.setattr(stream_memory, name, {})
     return made
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ from flashgen.errors import InvalidArgument, NotDifferentiable
 from flashgen.inputs.packed import OF_PLACES
 from flashgen.kernels import stream_memory
 from flashgen.runtime import Dispatcher
+from flashgen.runtime.call import Call, Saved, WantedGradients
 from flashgen.runtime.call_cache import KeptCall
 from flashgen.runtime.choice import Choice, by_spec
 from flashgen.runtime.launcher import _Steps
@@ -455,3 +458,52 @@ def test_lengths_of_another_bucket_are_served_by_its_entry(
         met += [name for (name, _), *_ in made]
     assert [short.label in name for name in met] == [True] * 4 + [False] * 2 + [True] * 2
     assert all(long.label in name for name in met[4:6])
+
+
+def workspaces() -> list[int]:
+    """The bytes of all workspaces that are in memory."""
+    gc.collect()
+    every = stream_memory._every.values()
+    return sorted(each.tensor.numel() for each in every if each.thread is not None)
+
+
+def backward_of(keys: int, own: Dispatcher, times: int = 3) -> None:
+    q, k, v, o, do = (torch.zeros(1, 2, keys, 128, dtype=BF16) for _ in range(5))
+    saved = Saved(q, k, v, o, torch.zeros(1, 2, keys))
+    for _ in range(times):
+        own.passes.backward(
+            Call(), saved, do, None, WantedGradients(True, True, True, False, False)
+        )
+
+
+def test_a_kept_backward_does_not_keep_a_workspace_for_which_there_is_a_longer_one(
+    driver: Written, own: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_memory, "_workspaces", stream_memory._OfThread())
+    before = workspaces()
+    for keys in (256, 512, 1000):
+        backward_of(keys, own)
+        (mine,) = stream_memory._workspaces.longest.values()
+        assert workspaces() == sorted([*before, mine.tensor.numel()])
+    assert mine.tensor.numel() >= 2 * 2 * 1000 * 1000
+    # Those that were bound to a shorter one are bound to the longest, and repeated.
+    backward_of(256, own, times=1)
+    launched = len(driver.launches)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Steps, "run", lambda *_: pytest.fail("resolved again"))
+        backward_of(256, own)
+    assert len(driver.launches) == launched + 9
+
+
+def test_a_workspace_is_gone_with_its_thread() -> None:
+    before, found = workspaces(), []
+
+    def work() -> None:
+        stream_memory.workspace(1 << 16, torch.zeros(1))
+        found.append(len(workspaces()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [len(before) + 1]
+    assert workspaces() == before
