@@ -7,17 +7,20 @@ The rule of merging, for entries of one spec and bucket: the stronger source win
 source, if the times compare, the faster one wins; if measured, only if its 80th percentile lies
 below the other's 20th, because the least of many noisy medians is no winner. (Percentiles are in
 the evidence: without it no measured entry is faster.) Otherwise the entry of the later run wins.
+Executed entries have no rivals but each other: under each version of Triton that of the later run
+wins, where no measured entry rules it out.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from flashgen.errors import InvalidArgument
 from flashgen.schedules.legality import why_illegal
@@ -25,19 +28,21 @@ from flashgen.schedules.outcome import STRENGTH
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.problem import Bucket
-from flashgen.table.entry import NO_EVIDENCE, Entry, Run, figure
+from flashgen.table.entry import NO_EVIDENCE, Entry, Run, figure, version_number
 from flashgen.table.evidence import missing
-from flashgen.table.table import Table
+from flashgen.table.table import Table, outdone
 
+_Key = tuple[AttentionSpec, Bucket]
 ChangeKind = Literal["config", "weakened", "figures", "added", "removed"]
-"""What became of an entry: another config; a weaker source; the same config with other figures."""
+"""What became of an entry: another config; a weaker source; the same config with other figures, or
+under other versions of Triton."""
 
 _HEADINGS: dict[ChangeKind, str] = {
     "weakened": "Weaker source than before",
     "removed": "Removed",
     "config": "Another config",
     "added": "Added",
-    "figures": "Same config, other figures",
+    "figures": "Same config, other figures or versions of Triton",
 }
 """In the order of the Markdown: what a reviewer must not miss comes first."""
 
@@ -110,9 +115,7 @@ def diff(old: Table, new: Table) -> Diff:
     """
     _demand_one_gpu((old, new), "compared")
     changes, unchanged = [], 0
-    all_before, all_after = map(_by_place, (old, new))
-    for key in sorted(all_before | all_after, key=lambda key: (key[0].sort_key, key[1].low)):
-        before, after = all_before.get(key), all_after.get(key)
+    for before, after in _pairs(old, new):
         if before and after and _same(before, after):
             unchanged += 1
             continue
@@ -158,25 +161,49 @@ def merge(tables: Sequence[Table]) -> Table:
         raise InvalidArgument("tables must be one at least: got none")
     _demand_one_gpu(tables, "merged")
     strongest = max(tables, key=lambda table: max(map(_weight, table.runs), default=(-1, "")))
-    won: dict[tuple[AttentionSpec, Bucket], tuple[Entry, Run | None]] = {}
+    won: dict[_Key, tuple[Entry, Run | None]] = {}
     for table in tables:
         for entry in table.entries:
             key, found = entry.key, (entry, table.run_of(entry))
             if key not in won or _wins(*found, *won[key]):
                 won[key] = found
-    merged = _of_winners(list(won.values()), tables, strongest.gpu)
-    for entry in merged.entries:
+    winners = [*won.values(), *_executed_winners(tables, won)]
+    merged = _of_winners(winners, tables, strongest.gpu)
+    for entry in merged.everything:
         reason = why_illegal(entry.spec, entry.config, merged.gpu)
         if reason is not None:
             raise InvalidArgument(
                 f"{entry.spec.name} {entry.bucket} must be legal on {merged.gpu.slug} as its "
                 f"strongest run found it: {entry.config.label}: {reason}; tune it again"
             )
-    for entry in strongest.executed:
-        held = merged.find(*entry.key)
-        if held is not None and held.result.source != "measured":
-            merged = merged.with_entry(entry, strongest.run_of(entry))
     return merged
+
+
+def _executed_winners(
+    tables: Sequence[Table], won: Mapping[_Key, tuple[Entry, Run | None]]
+) -> Iterator[tuple[Entry, Run | None]]:
+    """Of the executed entries that the plain ones leave, under each version of Triton the one of
+    the latest run.
+    """
+    latest: dict[tuple[_Key, str], tuple[Entry, Run | None]] = {}
+    for table in tables:
+        for entry in table.executed:
+            run = table.run_of(entry)
+            if entry.key not in won or outdone(entry, *won[entry.key]):
+                continue
+            for version in entry.tritons:
+                held = latest.get((entry.key, version))
+                if held is None or (run.date if run else "") > (held[1].date if held[1] else ""):
+                    latest[entry.key, version] = entry, run
+    versions = defaultdict[tuple[Any, ...], list[str]](list)
+    kernels: dict[tuple[Any, ...], tuple[Entry, Run | None]] = {}
+    for (key, version), (entry, run) in latest.items():
+        kernel = key, entry.config, entry.result
+        versions[kernel].append(version)
+        kernels.setdefault(kernel, (entry, run))
+    for kernel, (entry, run) in kernels.items():
+        tritons = tuple(sorted(versions[kernel], key=version_number))
+        yield replace(entry, tritons=tritons), run
 
 
 def _weight(run: Run) -> tuple[int, str]:
@@ -223,27 +250,35 @@ def _wins(entry: Entry, run: Run | None, held: Entry, held_run: Run | None) -> b
     return (run.date if run else "") > (held_run.date if held_run else "")
 
 
-def _by_place(table: Table) -> dict[tuple[AttentionSpec, Bucket, int], Entry]:
-    """The entries by spec, bucket and place: 0 of the entry, then those that are executed, that of
-    the newest Triton first.
+def _pairs(old: Table, new: Table) -> Iterator[tuple[Entry | None, Entry | None]]:
+    """The entries of each spec and bucket before and after. Of those that are executed, one before
+    those with its config, then those of the newest Triton with each other.
     """
-    found: dict[tuple[AttentionSpec, Bucket, int], Entry] = {}
-    places: Counter[tuple[AttentionSpec, Bucket]] = Counter()
-    for entry in sorted(table.executed, key=_newest, reverse=True):
-        places[entry.key] += 1
-        found[(*entry.key, places[entry.key])] = entry
-    return {(*entry.key, 0): entry for entry in table.entries} | found
+    held = [defaultdict[_Key, list[Entry]](list) for _ in (old, new)]
+    for table, by_key in zip((old, new), held, strict=True):
+        for entry in (*table.entries, *sorted(table.executed, key=_newest, reverse=True)):
+            by_key[entry.key].append(entry)
+    for key in sorted(set().union(*held), key=lambda key: (key[0].sort_key, key[1].low)):
+        before, after = ({e.config: e for e in each[key] if e.tritons} for each in held)
+        plain = [next((e for e in each[key] if not e.tritons), None) for each in held]
+        alike = [config for config in before if config in after]
+        others = [[e for c, e in each.items() if c not in alike] for each in (before, after)]
+        if any(plain):
+            yield plain[0], plain[1]
+        yield from ((before[config], after[config]) for config in alike)
+        yield from itertools.zip_longest(*others)
 
 
 def _newest(entry: Entry) -> tuple[int, ...]:
-    return max(tuple(map(int, triton.split("."))) for triton in entry.tritons)
+    return max(map(version_number, entry.tritons))
 
 
 def _same(one: Entry, other: Entry) -> bool:
     """Whether two entries say the same, whatever their runs; evidence need not be there."""
     names = ("digest", "problem", "registers", "shared_bytes", "tried")
     known = NO_EVIDENCE not in (one.evidence, other.evidence)
-    return (one.config, one.result) == (other.config, other.result) and all(
+    same = [(e.config, e.tritons, e.result) for e in (one, other)]
+    return same[0] == same[1] and all(
         getattr(one.evidence, name) == getattr(other.evidence, name) for name in names if known
     )
 
@@ -337,6 +372,7 @@ def _grid(changes: Sequence[Change]) -> list[str]:
         ("median us", lambda change: _both(change, lambda entry: _us(entry.result.median_us))),
         ("old / new", lambda change: "" if change.ratio is None else f"{change.ratio:.2f}"),
         ("source", lambda change: _both(change, lambda entry: entry.result.source)),
+        ("Triton", _tritons_change),
         ("kernel text", _text_change),
         ("tried", _tried_change),
         ("p", lambda change: _number(change.entry.evidence.p_value, ".2g")),
@@ -358,6 +394,12 @@ def _tried_change(change: Change) -> str:
     """How many configs each search tried, if one tried more."""
     tried = _both(change, lambda entry: str(entry.evidence.candidates or "?"))
     return tried if change.before and change.after and "→" in tried else ""
+
+
+def _tritons_change(change: Change) -> str:
+    """Under which versions executed entries serve, if not under the same."""
+    tritons = _both(change, lambda entry: ", ".join(entry.tritons))
+    return tritons if not (change.before and change.after) or "→" in tritons else ""
 
 
 def _text_change(change: Change) -> str:

@@ -40,6 +40,11 @@ def _check_positive(field: str, value: float | None) -> None:
         raise InvalidArgument(f"{field} must be > 0 and < {LONGEST_US:g}, or null: got {value}")
 
 
+def version_number(triton: str) -> tuple[int, ...]:
+    """A version of Triton, as its numbers, by which versions have an order."""
+    return tuple(map(int, triton.split(".")))
+
+
 def must_have_run(config: KernelConfig) -> bool:
     """Whether an entry needs to be measured, or executed: Triton versions make different programs
     of its schedule.

@@ -152,7 +152,7 @@ class Table:
 def _beside(other: Entry, new: Entry, run: Run | None) -> Iterator[Entry]:
     """What is left of an entry beside a new one of its spec and bucket."""
     if bool(other.tritons) != bool(new.tritons):
-        if not _outdone(other, new, run):
+        if not outdone(other, new, run):
             yield other
         return
     left = tuple(each for each in other.tritons if each not in new.tritons)
@@ -172,7 +172,7 @@ def _with_largest_floors(everything: Sequence[Entry], new: Entry) -> list[Entry]
     ]
 
 
-def _outdone(executed: Entry, entry: Entry, run: Run | None) -> bool:
+def outdone(executed: Entry, entry: Entry, run: Run | None) -> bool:
     """Whether an entry of this run was timed where the executed one of its key was its rival."""
     if entry.result.source != "measured":
         return False

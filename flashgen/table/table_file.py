@@ -299,7 +299,9 @@ class _Reader(Nodes):
         lines: dict[tuple[AttentionSpec, Bucket, str], int] = {}
         for entry, mark in marked:
             name = f"{entry.spec.name} {entry.bucket}"
-            for key in ((*entry.key, version) for version in entry.tritons or ("",)):
+            # One serves under a version, and an executed kernel has one list of versions.
+            once = (*entry.tritons, entry.config.label) if entry.tritons else ("",)
+            for key in ((*entry.key, each) for each in once):
                 if key in lines:
                     line = lines[key]
                     self.fail(mark, f"{name} overlaps the entry of line {line}; remove one of them")

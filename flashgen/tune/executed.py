@@ -28,7 +28,14 @@ from flashgen.schedules.outcome import Outcome
 from flashgen.schedules.space import legal_configs, likely_order
 from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.problem import Bucket
-from flashgen.table.entry import Entry, EntryEvidence, Result, Run, short_digest
+from flashgen.table.entry import (
+    Entry,
+    EntryEvidence,
+    Result,
+    Run,
+    short_digest,
+    version_number,
+)
 from flashgen.table.table import Table
 from flashgen.tune.run_files import run_now
 from flashgen.tune.transfer import measured_on_chip
@@ -251,8 +258,7 @@ def choose(
     the table's entry beats by more than NEAR goes.
     """
     on_chip = measured_on_chip(table.gpu, [table, *others])
-    known = {(e.spec, e.config, e.evidence.digest): e.tritons for e in table.executed}
-    run, here = run_now(evaluator), settings.compiling_triton()
+    run, here, known = run_now(evaluator), settings.compiling_triton(), table.executed
     run = replace(run, id=run.id.replace("estimated", "executed"))
     chosen: list[Entry] = []
     for spec, group in groupby(table.entries, key=lambda entry: entry.spec):
@@ -278,10 +284,22 @@ def choose(
             mine += handed_out(list(serving.values()), found, evaluator, run)
         chosen += mine
     for entry in chosen:
-        before = known.get((entry.spec, entry.config, entry.evidence.digest), ())
-        tritons = tuple(dict.fromkeys((*before, *entry.tritons)))
-        table = table.with_entry(replace(entry, tritons=tritons), run)
+        table = table.with_entry(replace(entry, tritons=_versions(entry, known)), run)
     return table
+
+
+def _versions(entry: Entry, known: Sequence[Entry]) -> tuple[str, ...]:
+    """Those of a chosen entry: its own, those under which its kernel served in this bucket before,
+    and those under which it serves in another, unless another kernel serves this one there.
+    """
+    kernel = entry.spec, entry.config, entry.evidence.digest
+    alike = [e for e in known if (e.spec, e.config, e.evidence.digest) == kernel]
+    here = [version for e in alike if e.bucket == entry.bucket for version in e.tritons]
+    others = (e for e in known if e.key == entry.key and e not in alike)
+    taken = {version for e in others for version in e.tritons}
+    elsewhere = [version for e in alike for version in e.tritons if version not in taken]
+    found = dict.fromkeys((*entry.tritons, *here, *elsewhere))
+    return tuple(sorted(found, key=version_number))
 
 
 def without_beaten(table: Table, entries: Sequence[Entry]) -> Table:
@@ -319,7 +337,7 @@ def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
             versions = [each for each in entry.tritons if each != here]
             if entry.config in held and entry.bucket not in taken:
                 taken.add(entry.bucket)
-                versions = sorted([*versions, here], key=_number)
+                versions = sorted([*versions, here], key=version_number)
             if versions:
                 kept.append(replace(entry, tritons=tuple(versions)))
         print(
@@ -341,7 +359,3 @@ def _why_it_does_not_hold(
         if stage == "compile" and timed and found.shortcomings:
             return "its loops spill, or overlap too little"
     return None
-
-
-def _number(triton: str) -> list[int]:
-    return [int(part) for part in triton.split(".")]

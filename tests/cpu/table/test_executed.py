@@ -14,7 +14,7 @@ from flashgen.schedules.config import KernelConfig
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS
 from flashgen.table import emit
-from flashgen.table.diff import diff, merge
+from flashgen.table.diff import diff, markdown, merge
 from flashgen.table.entry import NO_EVIDENCE, Entry
 from flashgen.table.table import Table
 from flashgen.table.table_file import dump, load_with_evidence, parse, save
@@ -34,6 +34,7 @@ from tests.tables import (
 HOPPER = make_config(
     128, 128, num_warps=8, schedule="hopper", loads="descriptor", order="longest_first"
 )
+LATER = named("b", "20260303T000000Z")
 PATH = Path("nvidia_h200.yaml")
 
 
@@ -209,10 +210,44 @@ def test_another_takes_its_place_under_the_versions_that_it_names(tmp_path: Path
     assert table.with_entry(again, made_run()).executed == (again,)
 
 
-def test_a_difference_is_of_those_of_the_newest_triton() -> None:
+def test_a_difference_tells_which_versions_have_another_kernel() -> None:
     before = both().of([made_entry(bucket=BUCKETS[0]), made_entry(), executed()])
-    (change,) = diff(before, beside()).changes
-    assert (change.before, change.after) == (None, beside().find(*executed().key, config=NEWER))
+    key = executed().key
+    kept, added = diff(before, beside()).changes
+    assert (kept.before, kept.after) == (executed(), beside().find(*key, config=HOPPER))
+    assert kept.kind == "figures"
+    assert (added.before, added.after) == (None, beside().find(*key, config=NEWER))
+    text = markdown(diff(before, beside()))
+    assert "| 3.7, 3.8 → 3.8 |" in text
+    assert "| 3.7 |" in text
+
+
+def test_kernels_of_both_tables_serve_under_their_versions() -> None:
+    """The later run wins under a version that both have; one kernel has one list of versions."""
+    early, late = executed(), replace(with_evidence(executed(), run=LATER), config=NEWER)
+    plain = made_table(made_entry())
+    late_run = replace(made_run(), id=LATER)
+    for versions, found in (
+        (("3.6",), {("3.7", "3.8"): HOPPER, ("3.6",): NEWER}),
+        (("3.6", "3.8"), {("3.7",): HOPPER, ("3.6", "3.8"): NEWER}),
+        (("3.7", "3.8"), {("3.7", "3.8"): NEWER}),
+    ):
+        other = plain.with_entry(replace(late, tritons=versions), late_run)
+        for tables in ([both(), other], [other, both()]):
+            assert {e.tritons: e.config for e in merge(tables).executed} == found
+    again = replace(with_evidence(early, run=LATER), tritons=("3.6",))
+    (joined,) = merge([both(), plain.with_entry(again, late_run)]).executed
+    assert joined.tritons == ("3.6", "3.7", "3.8")
+
+
+def test_a_kernel_that_is_listed_twice_is_refused() -> None:
+    lines = dump(both()).splitlines(keepends=True)
+    block = lines[
+        next(n for n, line in enumerate(lines) if "executed:" in line and "triton" in line) :
+    ]
+    twice = "".join([*lines, *block]).replace("triton 3.7 3.8", "triton 3.7", 1)
+    with pytest.raises(TableError, match="overlaps the entry of line"):
+        parse(twice.replace("triton 3.7 3.8", "triton 3.8"), PATH)
 
 
 def test_two_of_one_version_are_refused() -> None:

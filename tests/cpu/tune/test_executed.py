@@ -192,6 +192,25 @@ def test_a_kernel_that_serves_another_bucket_keeps_its_versions_of_triton(
         assert found.tritons == tritons
 
 
+def test_a_kernel_of_another_bucket_takes_no_version_from_the_one_that_serves_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """FAST serves one bucket under 3.6 alone, where GROUPED does under 3.7, and another under both."""
+    monkeypatch.setattr(program, "run_now", lambda _: made_run("b-estimated"))
+    monkeypatch.setattr(settings, "compiling_triton", lambda: "3.6")
+    monkeypatch.setattr(program, "candidates", lambda *_: (FAST,))
+    (held,) = chosen()
+    entries = [made_entry(bucket=bucket) for bucket in BUCKETS[1:4]]
+    grouped = replace(held, config=replace(FAST, order="grouped"), tritons=("3.7",))
+    for of_fast in (("3.6",), ("3.6", "3.8")):
+        mine = replace(held, tritons=of_fast)
+        elsewhere = replace(held, bucket=BUCKETS[3], tritons=("3.6", "3.7"))
+        table = made_table(made_entry()).of([*entries, mine, grouped, elsewhere])
+        after = program.choose(table, Evaluator())  # type: ignore[arg-type]
+        found = {e.tritons: e.config for e in after.executed if e.bucket == BUCKETS[1]}
+        assert found == {of_fast: FAST, ("3.7",): grouped.config}
+
+
 @pytest.mark.parametrize(("spills", "tritons"), [(False, ("3.7", "3.10")), (True, ("3.7",))])
 def test_a_triton_is_admitted_where_a_kernel_holds(
     spills: bool, tritons: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
