@@ -115,19 +115,19 @@ def ways_of(
     has_entry: whether the table of the GPU has one. The pair alone is invariant, and ds has
     no block masks.
     """
-    found: dict[Way, tuple[Selection, ...]] = {}
+    found: dict[Way, tuple[Ladder, ...]] = {}
     for way, directions in WAYS.items():
         if (way != "pair" and spec.invariant) or (way == "ds" and spec.block_mask):
             continue
         specs = [spec.for_direction(direction) for direction in directions]
         if way == "pair" or all(map(has_entry, specs)):
-            found[way] = tuple(ladder_of(each).rungs[0] for each in specs)
+            found[way] = tuple(map(ladder_of, specs))
     times = dict(_comparable(found, _times))
     if bounds := not times:
         times = dict(_comparable(found, functools.partial(_bounds, gpu)))
     if "ds" not in times:
         return Ways(times=times, bounds=bounds)
-    choice = found["ds"][0].choice
+    choice = found["ds"][0].rungs[0].choice
     slots = slots_of(choice.spec, choice.config, gpu)
     return Ways(times=times, bounds=bounds, bc=choice.config.bc, slots=slots)
 
@@ -138,19 +138,39 @@ def slots_of(spec: AttentionSpec, config: KernelConfig, gpu: Gpu) -> int:
 
 
 def _comparable(
-    found: Mapping[Way, tuple[Selection, ...]],
+    found: Mapping[Way, tuple[Ladder, ...]],
     times_of: Callable[[Sequence[Selection]], tuple[float, ...] | None],
 ) -> Iterator[tuple[Way, tuple[float, ...]]]:
-    """The times of the ways that compare: with the pair's, all are of one GPU's table, one bucket
-    and one source.
+    """The times of the ways that compare: with the pair's, all are of one GPU's table and one
+    source, in the nearest bucket that has them all. Those of another bucket than the pair's are in
+    proportion to its time here.
     """
-    for way, selections in found.items():
-        all_of_both = (*found["pair"], *selections)
-        origins = {(s.slug, s.choice.bucket, s.choice.source) for s in all_of_both}
-        if len(origins) > 1 or all_of_both[0].slug is None:
+    here = _in_one_bucket(found["pair"])
+    own = None if here is None else times_of(here)
+    for way, ladders in found.items():
+        selections = _in_one_bucket((*found["pair"], *ladders))
+        if own is None or selections is None:
             continue
-        if (times := times_of(all_of_both)) is not None:
-            yield way, times[2:]
+        if (times := times_of(selections)) is not None:
+            share = sum(own) / sum(times[:2])
+            yield way, tuple(share * time for time in times[2:])
+
+
+def _in_one_bucket(ladders: Sequence[Ladder]) -> tuple[Selection, ...] | None:
+    """The first selections of all ladders that are of the table of the first, and of one bucket and
+    source: the nearest that has them all. None without any.
+    """
+    first = ladders[0].rungs[0].slug
+    for like in ladders[0].rungs:
+        origin = like.slug, like.choice.bucket, like.choice.source
+        of_origin = (
+            (s for s in each.rungs if (s.slug, s.choice.bucket, s.choice.source) == origin)
+            for each in ladders
+        )
+        found = [next(selections, None) for selections in of_origin]
+        if like.slug == first is not None and None not in found:
+            return tuple(each for each in found if each is not None)
+    return None
 
 
 def _times(selections: Sequence[Selection]) -> tuple[float, ...] | None:

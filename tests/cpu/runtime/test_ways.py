@@ -117,6 +117,34 @@ def test_times_of_two_origins_do_not_compare(other: dict[str, Any]) -> None:
     assert ways(**other).times.keys() == {"pair", "fused"}
 
 
+@pytest.mark.parametrize(
+    ("longer", "times"),
+    [
+        ({"ds": (None, 9.0)}, {"pair": (10.0, 10.0), "ds": (10.0, 4.0), "fused": (13.0,)}),
+        ({"pair": (30.0, 50.0)}, {"pair": (30.0, 50.0), "ds": (40.0, 16.0), "fused": (52.0,)}),
+        ({"pair": (30.0, None)}, {"pair": (10.0, 10.0), "ds": (10.0, 4.0), "fused": (13.0,)}),
+    ],
+)
+def test_ways_compare_in_the_nearest_bucket_that_has_them_all(
+    longer: dict[str, tuple[float | None, ...]], times: dict[str, tuple[float, ...]]
+) -> None:
+    """Of a call of the bucket `longer`, where the table has not all kernels."""
+    held = [
+        replace(make_choice(SPEC.for_direction(direction), PLAIN, bucket), median_us=time)
+        for bucket, us in ((BUCKETS[2], US), (BUCKETS[3], longer))
+        for way, of_way in us.items()
+        for direction, time in zip(WAYS[way], of_way, strict=True)
+        if time is not None
+    ]
+    choices = by_spec(held)
+    served = Served(archs={H200: "sm_90"}, choices={H200: choices})
+    found = ways_of(
+        SPEC, TARGETS[H200], choices.__contains__,
+        lambda each: ladder(served, H200, TARGETS[H200], each, BUCKETS[3].low),
+    )  # fmt: skip
+    assert found.times == times
+
+
 UNTIMED: dict[str, tuple[float | None, ...]] = {"pair": (None, None), "ds": (None, None)}
 
 
