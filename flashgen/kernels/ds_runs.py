@@ -23,6 +23,9 @@ FIXED_ROWS = 320
 """What the two launches of a run take besides: each begins with 4 us that nothing hides, in which a
 block walks 160 rows (forward and dK/dV of head dim 128 on an H200, 26 November 2026)."""
 
+MOST_RUNS = 1024
+"""Runs of keys at most. Each launches two kernels of few blocks, so that more of them are slower
+than the pair; and packed sequences of other lengths at each step would need a plan each."""
 TRIED = 64
 """Numbers of heads of a run that are compared, from the most on: with more than these a run has so
 many blocks that none is better filled."""
@@ -162,7 +165,7 @@ def runs_of(of: DsSizes, most: int, bc: int = DS_TILE, slots: int = 1) -> tuple[
     """The runs of a call in the order in which dQ adds them up, of which none has more than `most`
     bytes of dS and sum: of several ways that which takes the least time, where a block of dK and
     dV has bc keys and the GPU has room for so many at once. () where a tile of keys of one head of
-    K has more bytes.
+    K has more bytes, or there were more than MOST_RUNS.
     """
     one = DsRun(first_head=0, heads=of.group, keys=of.seq_k)
     blocks = of.whole.heads // of.group
@@ -178,7 +181,10 @@ def runs_of(of: DsSizes, most: int, bc: int = DS_TILE, slots: int = 1) -> tuple[
     if most < of.run_bytes(tile):
         return ()
     more = (most - of.run_bytes(tile)) // (of.ds_bytes(two) - of.ds_bytes(tile))
-    return tuple(_of_keys(of, (1 + more) * DS_TILE))
+    keys = (1 + more) * DS_TILE
+    if blocks * -(-of.seq_k // keys) > MOST_RUNS:
+        return ()
+    return tuple(_of_keys(of, keys))
 
 
 def _of_heads(of: DsSizes, heads: int) -> Iterator[DsRun]:
@@ -249,7 +255,7 @@ class DsPlan:
     stretch: float
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=64)
 def planned(of: DsSizes, most: int, bc: int, slots: int) -> DsPlan | None:
     """The runs of a call, as runs_of(); None without any."""
     runs = runs_of(of, most, bc, slots) if 0 not in (of.whole.heads, of.seq_q, of.seq_k) else ()

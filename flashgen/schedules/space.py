@@ -38,6 +38,8 @@ GPU_ORDERS: tuple[tuple[Order, bool], ...] = (
     ("plain", True),
 )
 """Order, and whether the grid is persistent: of a forward, tried where a GPU measures."""
+FIRST_EARLY = 4
+"""Of the configs of a decode without a seed, the first whose combine kernel may start early."""
 FIRST_OF_ROLES = 4
 """Of the tiles of a schedule in Gluon whose warps have roles, the first that are legal are tried
 first."""
@@ -75,13 +77,11 @@ def legal_configs(
     and decodes whose combine kernel starts early: no estimate ranks these.
     """
     if spec.direction in DECODING:
-        likely = decoding_seeds(spec) if on_gpu else ()
-        early = tuple(replace(config, pdl=True) for config in likely)
-        grid = (
-            in_whole_rows(spec, each, gpu)
-            for each in in_parts(spec, (*decoding_grid(spec), *early))
-        )
-        return tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
+        grid = (in_whole_rows(spec, each, gpu) for each in in_parts(spec, decoding_grid(spec)))
+        legal = tuple(config for config in grid if why_illegal(spec, config, gpu) is None)
+        likely = [each for each in decoding_seeds(spec) if each in legal] or legal[:FIRST_EARLY]
+        early = (replace(config, pdl=True) for config in likely if on_gpu)
+        return (*legal, *(each for each in early if why_illegal(spec, each, gpu) is None))
     found = (
         in_whole_rows(spec, config, gpu)
         for config in (

@@ -268,6 +268,16 @@ def test_runs_of_many_short_sequences_are_found_at_once() -> None:
     assert ds_runs._of_run.cache_info().misses <= 2 * ds_runs.TRIED + 3
 
 
+def test_more_runs_than_pay_are_not_planned() -> None:
+    """As of packed sequences, whose lengths are others at each step."""
+    long = replace(sizes(32768, group=4), sequences=20, mean=0.4)
+    assert ways().plan(long, 256 * MB) is None
+    assert len(ds_runs.runs_of(long, 2048 * MB)) <= ds_runs.MOST_RUNS
+    assert ways().chosen(long, 256 * MB, deterministic=True).way == "pair"
+    few = sizes(131072, 8)
+    assert len(ds_runs.runs_of(few, 4096 * MB)) == 8 * 9
+
+
 @pytest.mark.parametrize("value", ["-1", "1.5", "256MB", "many"])
 def test_a_bad_limit_says_so(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FLASHGEN_WORKSPACE_MB", value)
