@@ -108,6 +108,7 @@ class _Steps:
                 raise LaunchError(f"no kernel fits this GPU: {name}: {error}") from error
             del self._steps[0]
             failed.direct.retire()
+            failed.early.retire()
             following = kernel_name(self.selection.choice.spec, self.config)
             logger.warning("%s does not fit this GPU (%s); taking %s", name, error, following)
             self.plan = self._bind()
