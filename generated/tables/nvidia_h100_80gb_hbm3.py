@@ -289,10 +289,12 @@ fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69 1104.7
 fwd_bf16_d64 16384 br192_bc128_w12_s2_hopper_tma 4009.7
 fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 358.46 1058.7
 fwd_bf16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 159.6 438.49
 fwd_bf16_d64_causal_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 1270.9 2397.4
 fwd_bf16_d64_causal_sink_varlen 1 br192_bc128_w12_s2_hopper_tma_lpt_pers 204.17 357.82 1033.0 3839.4
 fwd_bf16_d64_causal_sink_varlen_paged 4096 br192_bc128_w12_s2_hopper_tma_lpt 565.75 1133.8
 fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 174.75 441.65
 fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 406.31
 fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1068.6 2610.0
 fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 516.81 438.23 471.08
@@ -312,15 +314,85 @@ fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s2_hopper_tma_lpt 658.63 751.1
 fwd_bf16_d128_causal_window_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 157.19 315.82 734.84 848.25
 fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 125.72 244.92 642.87 1590.2
 fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 177.28 303.95 321.37 346.33
+fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 127.37 239.8 732.7 2721.4
+fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 144.68 284.84 452.51 934.52
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
+fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.08 265.32 415.19 865.14
+fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 123.39 315.04 1059.9
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 146.09 305.63 974.07
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 162.09 346.79 541.28
+fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_hopper_tma_lpt 100.01 251.23 637.5 724.37
+fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 136.15 259.07 653.84 1614.8
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.66 268.37 310.75 342.43
+fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 127.25 319.66 803.81
+fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143.54 305.91 810.47
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
 fwd_fp16_d64 16384 br192_bc128_w12_s2_hopper_tma 4009.7
 fwd_fp16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
 fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
 fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
+fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
+bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3 5307.3
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1395.4 3102.4
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.6 1217.5
+bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma_grp 533.71 1886.3
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
+bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
+bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 515.29 1902.2
+bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma_grp 500.97 1409.6
+bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 450.91 1428.9
+bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 524.41 1467.8
+bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 473.48 1492.7
+bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
+bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
+bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 400.79 1024.0
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
+bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_grp 1102.6 1102.2
+bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1035.9 2346.5
+bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 333.92 901.32
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 332.07 925.48
+bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s2_hopper_tma_grp 338.41 1212.5
+bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 326.71 1133.5
+bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
+bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.36 1084.0
+bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_grp 325.74 893.83
+bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.31 905.23
+bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
+bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
+bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
+bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 117.98 323.02 1160.0 2280.0
+bwd_dq_fp16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.36 1084.0
+bwd_ds_bf16_d96 1024 br64_bc128_w8_s4_hopper_tma 1068.4 4108.0
+bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s2_hopper_tma 598.12 2088.7
+bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
+bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
+bwd_ds_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 420.55 1503.8
+bwd_ds_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma 557.16 1933.5
+bwd_ds_bf16_d192 1024 br64_bc64_w8_s2_hopper_tma 1227.8 4684.6
+bwd_ds_bf16_d192_causal 1024 br64_bc64_w8_s2_hopper_tma 675.63 2367.1
+bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 294.39 982.98 3748.3 7436.3
+bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 207.5 541.41 1894.9 3700.3
+bwd_ds_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 487.6 1745.9
+bwd_ds_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 541.1 1947.1
+bwd_ds_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 517.35 1433.0
+bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
+bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
+bwd_ds_fp16_d256 1024 br64_bc64_w8_s2_hopper_tma 982.98 3748.3
+bwd_ds_fp16_d256_causal 1024 br64_bc64_w8_s2_hopper_tma 541.41 1894.9
 """,
     "3.6 3.7 3.8": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
@@ -367,16 +439,6 @@ fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 98.46 248.11 841.47 1536.5
 """,
-    "3.6 3.8": """
-bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
-bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
-bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
-bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
-bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
-bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 125.83 348.08 1236.1 2285.6
-""",
     "3.6 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
@@ -386,26 +448,11 @@ fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
     "3.7": """
 fwd_bf16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
 fwd_bf16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 159.6 438.49
 fwd_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
 fwd_bf16_d64_causal_window_sink 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 195.48
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 174.75 441.65
 fwd_bf16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
 fwd_bf16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
-fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 127.37 239.8 732.7 2721.4
-fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 144.68 284.84 452.51 934.52
-fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
-fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.08 265.32 415.19 865.14
-fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 123.39 315.04 1059.9
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 146.09 305.63 974.07
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 162.09 346.79 541.28
-fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_hopper_tma_lpt 100.01 251.23 637.5 724.37
-fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 136.15 259.07 653.84 1614.8
-fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.66 268.37 310.75 342.43
-fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 127.25 319.66 803.81
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143.54 305.91 810.47
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
 fwd_fp16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
 fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_fp16_d64_causal 1 br192_bc128_w12_s2_hopper_tma_grp_pers 173.36 358.46 1058.7
@@ -414,77 +461,28 @@ fwd_fp16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
 fwd_fp16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
 fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
-fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
 bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1680.4
-bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
-bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3 5307.3
 bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.6
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1395.4 3102.4
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.6 1217.5
-bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma_grp 533.71 1886.3
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
-bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
-bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
-bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 515.29 1902.2
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
-bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma_grp 500.97 1409.6
-bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 450.91 1428.9
-bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 524.41 1467.8
-bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 473.48 1492.7
-bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
-bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
-bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
-bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
-bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
-bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
-bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
-bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 400.79 1024.0
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
-bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_grp 1102.6 1102.2
-bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1035.9 2346.5
-bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 333.92 901.32
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 332.07 925.48
-bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s2_hopper_tma_grp 338.41 1212.5
-bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 326.71 1133.5
-bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
-bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.36 1084.0
 bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 374.02 1329.8
 bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 355.51 1229.7
-bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_grp 325.74 893.83
-bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.31 905.23
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 389.46 1060.5
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 396.5 1158.2
-bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
-bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
-bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
-bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 117.98 323.02 1160.0 2280.0
-bwd_dq_fp16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.36 1084.0
-bwd_ds_bf16_d96 1024 br64_bc128_w8_s4_hopper_tma 1068.4 4108.0
-bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s2_hopper_tma 598.12 2088.7
-bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
-bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
-bwd_ds_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 420.55 1503.8
 bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 428.57 1189.2
-bwd_ds_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma 557.16 1933.5
-bwd_ds_bf16_d192 1024 br64_bc64_w8_s2_hopper_tma 1227.8 4684.6
-bwd_ds_bf16_d192_causal 1024 br64_bc64_w8_s2_hopper_tma 675.63 2367.1
-bwd_ds_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 294.39 982.98 3748.3 7436.3
-bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 207.5 541.41 1894.9 3700.3
-bwd_ds_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 487.6 1745.9
-bwd_ds_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma 541.1 1947.1
-bwd_ds_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma 517.35 1433.0
-bwd_ds_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
-bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
-bwd_ds_fp16_d256 1024 br64_bc64_w8_s2_hopper_tma 982.98 3748.3
-bwd_ds_fp16_d256_causal 1024 br64_bc64_w8_s2_hopper_tma 541.41 1894.9
 """,
     "3.8": """
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
+bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
+bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
+bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
+bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
+bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
+bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
+bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
+bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 125.83 348.08 1236.1 2285.6
 """,
 }
