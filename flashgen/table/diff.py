@@ -334,7 +334,9 @@ def markdown(found: Diff) -> str:
     under = {heading: changes for kind, heading in _HEADINGS.items() if (changes := found.of(kind))}
     if not under:
         return "\n".join([*lines, "All entries are the same.", ""])
-    counts = [f"{len(changes)} {heading.lower()}" for heading, changes in under.items()]
+    counts = [
+        f"{len(changes)} {heading[0].lower()}{heading[1:]}" for heading, changes in under.items()
+    ]
     lines += [f"{'; '.join(counts)}; {found.unchanged} unchanged.", "", *_verdict(found)]
     changed = [e for change in found.changes for e in (change.before, change.after) if e]
     lines += [line for sentence in missing(changed) for line in (sentence, "")]

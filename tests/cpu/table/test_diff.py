@@ -119,7 +119,7 @@ def test_markdown_has_what_a_reviewer_needs() -> None:
     text = markdown(diff(old, new))
     assert text.startswith("### NVIDIA H200: 2 of 2 entries differ\n")
     assert (
-        "1 another config; 1 same config, other figures or versions of triton; 0 unchanged." in text
+        "1 another config; 1 same config, other figures or versions of Triton; 0 unchanged." in text
     )
     assert (
         "(2 entries) the new ones are 0.79 times as fast, in the geometric mean; the worst is 0.50, of `fwd_fp16_d64_causal` [1024, 4096)"
