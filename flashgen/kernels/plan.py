@@ -78,7 +78,7 @@ class Plan:
         arguments = kernel.arg_names[: len(kernel.arg_names) - len(numbers)]
         self.names = tuple(NOTHING if name in constants else name for name in arguments)
         self.direct = self.early = Direct(kernel, numbers, config.launch_options(spec))
-        if spec.direction == "combine":
+        if spec.direction == "combine":  # which may start before the decode in front of it ends
             early = replace(config, pdl=True)
             numbers = _numbers(constants_of(spec, early, kernel.arg_names))
             self.early = Direct(kernel, numbers, early.launch_options(spec))
