@@ -23,35 +23,41 @@ fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.56 1108
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 345.32 840.15 2178.8 2496.6
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 515.55 1116.3 2789.4 3190.3
 fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 468.03 1023.1 2854.8 7113.1
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 548.75 1301.8
-fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br64_bc64_w4_s3_fa2_ptr 1400.9 1548.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 511.56
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 1121.1
+fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1070.8 1166.4
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 795.52
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 526.42 1897.1 7382.3 14695.9
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 388.05 1068.6 3793.6 7459.9
 fwd_bf16_d128 1 br128_bc128_w8_s1_ampere_ptr 393.6 1365.4 5260.8 10455.1
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.17 941.14
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2921.4 5522.3
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 493.38 1061.2 3340.8 6303.5
+fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 303.52
+fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1061.2 3340.8 6303.5
 fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 376.05 867.88
 fwd_bf16_d128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2745.1 9609.5
 fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 388.16 916.75
 fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1255.7 2515.6
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2975.1 2975.1
 fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2728.3 6156.7
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1654.4
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1669.5
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1163.4 1200.4
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 305.53 895.9
 fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2277.5 2635.8
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 268.79 888.3 2545.5 2966.7
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 391.39 937.87 2726.4 6817.5
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 417.05 1052.9
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1237.9
-fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1292.3
-fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 345.21 758.73 2360.5 4398.6
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 314.02
-fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 693.92 2611.5 5055.3
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 277.66 795.62 3017.6 11336.3
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 323.8 918.67 1717.5 3621.8
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 254.42 866.78 2500.6
+fwd_bf16_d128_causal_window_invariant 16384 br128_bc64_w8_s1_ampere_ptr 2917.5
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 350.73
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc64_w4_s1_ampere_ptr_lpt 844.84
+fwd_bf16_d128_causal_window_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2312.2 5709.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 365.37 837.62
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 867.99 944.39
+fwd_bf16_d192v128_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 261.55 742.9
+fwd_bf16_d192v128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2360.5 4398.6
+fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 210.32 693.92 2611.5 5055.3
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 273.88
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc64_w4_s1_ampere_ptr_lpt 686.14
+fwd_bf16_d192v128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2145.5 7945.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.45 700.52
+fwd_bf16_d192v128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1038.4 2100.0
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 373.4 1316.3 5094.6 10132.5
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 303.03 888.82
 fwd_bf16_d192_causal 4096 br64_bc64_w4_s1_ampere_ptr_lpt 2839.5 5405.5
@@ -60,17 +66,20 @@ fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 347.18 896.43 3001.4 5621
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 301.41 900.35 3248.4 6152.3
 fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 316.87 848.79 3096.3 11653.5
 fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 451.08 1346.5 2685.3 5529.0
-fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 394.88 1148.8 4045.6
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 451.35 1188.1 4175.9
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 475.35 1416.5 2846.9
+fwd_bf16_d256_causal_softcap 1 br64_bc32_w4_s1_ampere_ptr_lpt 348.92 1032.8 3793.1
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 373.97 958.0 3462.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 384.99 1026.4 1765.7
 fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 320.02
 fwd_bf16_d256_causal_window 1024 br128_bc64_w8_s1_ampere_ptr_lpt 898.19 2249.5 2615.6
 fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 721.75 1639.5 3996.9 4684.9
 fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 447.55 1134.1 3198.8 8013.2
 fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 467.55 1356.8 1750.0 1764.1
-fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 424.18 1207.4 3142.6
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 487.98 1266.7 3602.5
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 495.93 1467.8 1881.3
+fwd_bf16_d256_causal_window_softcap 1 br64_bc32_w4_s1_ampere_ptr_lpt 379.22 1188.2
+fwd_bf16_d256_causal_window_softcap 4096 br128_bc64_w8_s1_ampere_ptr_lpt 3056.8
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 366.25
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br64_bc32_w4_s1_ampere_ptr 984.01 2891.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 380.05 1056.4
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc64_w8_s1_ampere_ptr_lpt 1192.5
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1823.5 6273.0 24006.4 47602.7
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 269.21 918.32 4180.0 14236.7
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 521.95 1758.9
@@ -215,25 +224,40 @@ bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1187.3 3617.7 13292.1 25824.
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1339.2 5063.7 19967.5
 bwd_fused_fp16_d192 1 br64_bc64_w8_s2_fa2_ptr 2396.0 9238.8 36626.4 73143.2
 bwd_fused_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1862.2 7192.2 28530.1 56980.8
+bwd_ds_bf16_d96 1024 br32_bc128_w8_s3_fa2_ptr 3929.0 15387.9
+bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s3_fa2_ptr 2222.0 7760.7
 bwd_ds_bf16_d128 1 br32_bc128_w8_s3_fa2_ptr 811.03 2971.1 11628.6 23173.7
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 606.07 1592.0 5537.4 10811.6
 bwd_ds_bf16_d128_causal_varlen 1024 br32_bc128_w8_s2_fa2_ptr 2025.9 7284.6
 bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s3_fa2_ptr 1560.2 4497.6
 bwd_ds_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_fa2_ptr 1818.9 5379.8
+bwd_ds_bf16_d192v128_causal 1024 br64_bc64_w8_s2_fa2_ptr 2457.5 8881.0
+bwd_ds_bf16_d192 1024 br64_bc64_w8_s2_fa2_ptr 5432.9 21381.2
+bwd_ds_bf16_d192_causal 1024 br64_bc64_w8_s1_fa2_ptr 3252.3 12026.4
 bwd_ds_bf16_d256 1 br64_bc64_w8_s2_fa2_ptr 1157.5 4330.0 17028.0 33959.4
 bwd_ds_bf16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 781.17 2381.9 8757.9 17276.7
+bwd_ds_bf16_d256_causal_varlen 1024 br64_bc64_w8_s1_fa2_ptr 2165.8 8129.1
+bwd_ds_bf16_d256_causal_window 1024 br64_bc64_w8_s1_fa2_ptr 2312.6 6641.3
 bwd_ds_fp16_d128 1 br32_bc128_w8_s3_fa2_ptr 811.03 2971.1 11628.6 23173.7
 bwd_ds_fp16_d128_causal 1 br64_bc128_w8_s3_fa2_ptr 606.07 1592.0 5537.4 10811.6
 bwd_ds_fp16_d256 1 br64_bc64_w8_s2_fa2_ptr 1157.5 4330.0 17028.0 33959.4
 bwd_ds_fp16_d256_causal 1 br64_bc64_w8_s1_fa2_ptr 781.17 2381.9 8757.9 17276.7
+bwd_dq_of_ds_bf16_d96 1024 br128_bc64_w4_s3_fa2_ptr 866.09 3166.2
+bwd_dq_of_ds_bf16_d96_causal 1024 br128_bc64_w4_s3_fa2_ptr_lpt 540.15 1658.0
 bwd_dq_of_ds_bf16_d128 1 br128_bc64_w4_s3_fa2_ptr 234.79 667.65 2432.4 4785.7
 bwd_dq_of_ds_bf16_d128_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 187.48 400.84 1295.6 2493.2
 bwd_dq_of_ds_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr 500.4 1345.1
 bwd_dq_of_ds_bf16_d128_causal_window 1024 br128_bc64_w8_s3_fa2_ptr 476.85 1103.1
 bwd_dq_of_ds_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s3_fa2_ptr 500.26 1152.2
+bwd_dq_of_ds_bf16_d192 1024 br128_bc64_w8_s3_fa2_ptr 804.84 2823.3
+bwd_dq_of_ds_bf16_d192_causal 1024 br64_bc32_w4_s3_fa2_ptr 518.18
+bwd_dq_of_ds_bf16_d192_causal 4096 br128_bc64_w8_s3_fa2_ptr 1626.2
 bwd_dq_of_ds_bf16_d256 1 br128_bc64_w8_s3_fa2_ptr 247.3 662.73 2330.4 4554.5
 bwd_dq_of_ds_bf16_d256_causal 1 br64_bc32_w4_s3_fa2_ptr 190.34
 bwd_dq_of_ds_bf16_d256_causal 1024 br128_bc64_w8_s3_fa2_ptr 423.79 1316.2 2497.5
+bwd_dq_of_ds_bf16_d256_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr 415.87
+bwd_dq_of_ds_bf16_d256_causal_varlen 4096 br128_bc64_w8_s3_fa2_ptr 1202.6
+bwd_dq_of_ds_bf16_d256_causal_window 1024 br128_bc64_w8_s3_fa2_ptr 423.49 982.06
 bwd_dq_of_ds_fp16_d128 1 br128_bc64_w4_s3_fa2_ptr 234.79 667.65 2432.4 4785.7
 bwd_dq_of_ds_fp16_d128_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 187.48 400.84 1295.6 2493.2
 bwd_dq_of_ds_fp16_d256 1 br128_bc64_w8_s3_fa2_ptr 247.3 662.73 2330.4 4554.5

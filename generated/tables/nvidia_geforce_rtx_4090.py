@@ -15,41 +15,52 @@ fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 506.96 1777.0 6846.2 13613.1
 fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 322.2
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 311.16 1005.1 3728.6 7324.2
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 477.51 1180.9 4089.0 7977.4
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 330.75 500.46
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 326.13 477.3
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 326.83 981.02 3629.3 7096.1
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 506.92 1255.1 4290.7 8366.5
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 337.15 899.13
-fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3309.4 12683.3
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 389.39
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1051.1 1603.1 3338.5
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 353.03 1013.9 2764.2 3195.1
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 531.77 1261.1 3243.1 3722.4
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 366.09 921.92 2770.7 6948.5
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 416.54 1061.7 1166.9 1291.2
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 304.46 884.13
+fwd_bf16_d64_causal_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 3303.8
+fwd_bf16_d64_causal_sink_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt 12683.3
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 354.82 915.61 1488.8 3160.4
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr_lpt 334.85
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr 1011.1 2756.1
+fwd_bf16_d64_causal_window_sink 16384 br64_bc32_w4_s3_fa2_ptr_lpt 3195.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 299.5 1081.0
+fwd_bf16_d64_causal_window_sink_invariant 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3128.4 3634.9
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 330.08 907.1
+fwd_bf16_d64_causal_window_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 2770.7 6948.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 395.24
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1024.1 1107.7
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br128_bc128_w8_s1_ampere_ptr_lpt 1195.8
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 580.19
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 690.35 2443.6 9461.0 18817.4
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 404.73 1300.2 4828.8 9445.6
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 517.59 1813.7 7011.2 13941.9
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 402.96 1097.2 3841.2 7133.3
-fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 550.22 1246.1 3986.7 7277.0
+fwd_bf16_d128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 306.6
+fwd_bf16_d128_causal_invariant 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1051.8
+fwd_bf16_d128_causal_invariant 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 3986.7 7277.0
 fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 337.08 935.42
 fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 3461.7 12384.5
 fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 352.18
 fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 953.81 1559.3 3061.3
 fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3533.7 3533.7
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3112.7 7033.7
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1662.7 1667.5
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 343.59 1037.8 2871.6 3293.7
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 439.43 1178.3
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 3204.0 3659.1
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 342.28 903.25 2732.6 6858.5
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 400.79 1354.0
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1217.3 1282.1
-fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 295.79 870.0 3095.2 5588.5
-fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 264.03 879.9 3225.4 6411.1
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 336.79 892.6 3242.9
-fwd_bf16_d192v128_causal_varlen 16384 br64_bc16_w4_s2_fa2_ptr_rows 12332.8
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 304.68 880.89 1622.0 3390.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 1440.0 1432.1
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_rows 331.48 1017.8 2812.8 3242.8
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 268.1 996.56 2927.4 3380.3
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 340.1
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 903.25 2732.6 6858.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 347.56
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 959.78 1102.0 1147.0
+fwd_bf16_d192v128_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 264.49 852.38
+fwd_bf16_d192v128_causal 4096 br128_bc32_w8_s1_ampere_ptr_lpt 3095.2 5588.5
+fwd_bf16_d192v128_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 254.93 837.4
+fwd_bf16_d192v128_causal_invariant 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3225.4
+fwd_bf16_d192v128_causal_invariant 16384 br128_bc64_w8_s1_ampere_ptr_lpt 5961.5
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 259.57 741.31 2860.3 10752.4
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 283.13 780.67
+fwd_bf16_d192v128_causal_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 1330.0 2825.8
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 454.39 1708.2 6725.7 13415.8
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 323.38
 fwd_bf16_d192_causal 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1071.6
@@ -60,23 +71,34 @@ fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 376.01 1176.4
 fwd_bf16_d256_causal 4096 br64_bc32_w4_s1_ampere_ptr_lpt 4027.7
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7562.5
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 410.4 1195.7 4134.2 8145.5
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 382.68 1064.1 3806.3 14067.3
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 397.95
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1410.7 2506.0 5302.5
-fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 393.41 1235.1 4478.3
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 401.28 1122.4 4026.2
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 397.44 1296.6 2581.3
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 385.55 1190.1 3160.9 3555.4
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 389.62 1084.0
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3124.1 7792.3
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 379.18 1153.6 1505.5 1628.0
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 404.4 1253.4 3336.8
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 357.54 1017.4
+fwd_bf16_d256_causal_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 3741.8 13811.4
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 370.07 1032.4
+fwd_bf16_d256_causal_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 1717.1 3623.7
+fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 393.41 1235.1
+fwd_bf16_d256_causal_softcap 4096 br64_bc32_w4_s1_ampere_ptr_lpt 4356.9
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 384.04 1095.6
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 3948.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 394.0 1111.7
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 1907.9
+fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 371.92
+fwd_bf16_d256_causal_window 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1160.5 3045.7 3525.2
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 409.32 1189.6 3216.0 3732.6
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 365.45 1035.9
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 3082.4 7692.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 379.18
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1021.9 1160.4 1226.2
+fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 404.4
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1239.8 3270.2
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 380.79
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1133.2 3259.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 443.24 1474.1 1864.1
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 1130.1
+fwd_bf16_d256_causal_window_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 3230.0
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 404.36 1163.7 1382.4
 fwd_bf16_d512_causal 1 br32_bc32_w4_s2_fa2_ptr 1359.5 4676.9 17833.6 35480.8
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 1052.5 3865.6 15848.0 62566.8
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s2_fa2_ptr 1306.3 4259.5 7642.3 16173.3
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 376.88
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 1166.5 5142.9
+fwd_bf16_d512_causal_varlen_paged 16384 br32_bc32_w8_s2_fa2_ptr 16173.3
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 491.6 1748.8 6801.9 13540.8
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 322.2
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 311.16 1005.1 3728.6 7324.2
@@ -226,12 +248,28 @@ bwd_fused_fp16_d96 1 br32_bc64_w4_s3_fa2_ptr 1947.0 7397.6 29205.5 58282.9
 bwd_fused_fp16_d96_causal 1 br32_bc64_w4_s3_fa2_ptr 1276.9 4086.9 14970.4 29613.6
 bwd_fused_fp16_d128 1 br32_bc64_w4_s3_fa2_ptr 1469.1 5574.7 22002.4 43906.3
 bwd_fused_fp16_d128_causal 1 br32_bc64_w4_s3_fa2_ptr 981.98 3138.0 11405.4 22560.5
+bwd_ds_bf16_d96 1024 br32_bc128_w8_s3_fa2_ptr 4676.3 18494.8
+bwd_ds_bf16_d96_causal 1024 br32_bc32_w4_s2_fa2_ptr 2771.9 10260.3
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_fa2_ptr 954.01 3618.0 14267.8 28468.1
 bwd_ds_bf16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 720.18 2101.3 7644.3 15036.7
+bwd_ds_bf16_d128_causal_varlen 1024 br32_bc32_w4_s2_fa2_ptr 2034.9 7611.9
+bwd_ds_bf16_d128_causal_window 1024 br32_bc128_w8_s2_fa2_ptr 2039.8 5894.9
+bwd_ds_bf16_d192 1024 br16_bc32_w8_s2_fa2_ptr 13787.7 54849.0
+bwd_ds_bf16_d192_causal 1024 br32_bc32_w4_s1_fa2_ptr 4677.9 17653.0
+bwd_ds_bf16_d256 1024 br32_bc32_w4_s1_fa2_ptr 5859.7 23218.1
+bwd_ds_bf16_d256_causal 1024 br16_bc32_w8_s2_fa2_ptr 6065.5 22894.3
 bwd_ds_fp16_d128 1 br64_bc128_w8_s2_fa2_ptr 954.01 3618.0 14267.8 28468.1
 bwd_ds_fp16_d128_causal 1 br32_bc32_w4_s2_fa2_ptr 720.18 2101.3 7644.3 15036.7
+bwd_dq_of_ds_bf16_d96 1024 br64_bc32_w4_s3_fa2_ptr 1702.1 6362.4
+bwd_dq_of_ds_bf16_d96_causal 1024 br64_bc64_w4_s3_fa2_ptr_lpt 934.97 3284.7
 bwd_dq_of_ds_bf16_d128 1 br128_bc64_w4_s3_fa2_ptr 446.84 1334.5 4885.3 9619.6
 bwd_dq_of_ds_bf16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 307.25 763.89 2570.1 4885.3
+bwd_dq_of_ds_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_fa2_ptr_lpt 569.88 2147.1
+bwd_dq_of_ds_bf16_d128_causal_window 1024 br64_bc64_w4_s3_fa2_ptr_lpt 697.96 1887.5
+bwd_dq_of_ds_bf16_d192 1024 br64_bc32_w4_s3_fa2_ptr 1122.4 4281.2
+bwd_dq_of_ds_bf16_d192_causal 1024 br64_bc32_w4_s3_fa2_ptr 662.57 2384.3
+bwd_dq_of_ds_bf16_d256 1024 br64_bc32_w4_s3_fa2_ptr 922.06 3528.1
+bwd_dq_of_ds_bf16_d256_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 543.78 1956.6
 bwd_dq_of_ds_fp16_d128 1 br128_bc64_w4_s3_fa2_ptr 446.84 1334.5 4885.3 9619.6
 bwd_dq_of_ds_fp16_d128_causal 1 br128_bc64_w8_s3_fa2_ptr_lpt 307.25 763.89 2570.1 4885.3
 decode_bf16_d64 1 br16_bc32_w4_s3_fa2_ptr_x5 21.663
