@@ -67,7 +67,9 @@ class Walker:
         return max(n for n, block in enumerate(self._blocks) if block[0].address <= last)
 
     def _around(self, role: Role) -> Body:
-        """The innermost loop around all loops of a role."""
+        """The outermost loop around all loops of a role, which walks tiles: in dK and dV of grouped
+        heads, it is around one over query heads.
+        """
         low = min(body[0].address for body in role.loops)
         high = max(body[-1].address for body in role.loops)
         around = [
@@ -75,7 +77,7 @@ class Walker:
         ]
         if not around:
             raise NoEstimate("no loop is seen around the main loops, which would begin a tile")
-        return min(around, key=len)
+        return max(around, key=len)
 
     def _run(self, number: int) -> list[Instruction]:
         """A block whose branch is not taken: its barriers under the same condition are not met."""

@@ -106,14 +106,18 @@ def walking_cases(spec: AttentionSpec, config: KernelConfig, device: str) -> tup
     tiles: three tiles per program, of several lengths under a causal mask.
     """
     programs = order_limits(torch.device(device)).sms if config.persistent else 0
-    most_tiles = max(
-        each.problem.batch * each.problem.heads * -(-each.problem.seq_q // config.br)
-        for each in tile_cases(spec, config)
-    )
-    if 3 * programs <= most_tiles:
+    by_keys = spec.direction in BY_KEYS
+
+    def tiles(of: Problem) -> int:
+        heads, length = (of.kv_heads, of.seq_k) if by_keys else (of.heads, of.seq_q)
+        return of.batch * heads * -(-length // (config.bc if by_keys else config.br))
+
+    if 2 * programs <= max(tiles(each.problem) for each in tile_cases(spec, config)):
         return ()
-    kv_heads = -(-3 * programs // 6)  # two heads each, three tiles per head
+    kv_heads = -(-3 * programs // (3 if by_keys else 6))  # two heads each, three tiles per head
     sq, sk = 2 * config.br + 1, 2 * config.br + config.bc + 7
+    if by_keys:
+        sq, sk = config.bc + config.br + 7, 2 * config.bc + 1
     return (case(sq, sk, heads=2 * kv_heads, kv=kv_heads, alignment="top_left"),)
 
 

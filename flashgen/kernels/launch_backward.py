@@ -25,6 +25,7 @@ from flashgen.kernels.arguments import (
 from flashgen.kernels.descriptors import take_descriptors
 from flashgen.kernels.launch_forward import order_limits
 from flashgen.kernels.plan import KernelCall, Plan
+from flashgen.kernels.stream_memory import counter
 from flashgen.schedules import grid_rules
 from flashgen.schedules.config import SCHEDULES
 from flashgen.spec.vocabulary import padded
@@ -211,18 +212,26 @@ def backward_arguments(plan: Plan, call: Backward, **gradients: Tensor) -> Argum
         arguments |= feature_arguments(call.features, shape, q.device, by_keys=plan.by_keys)
     if plan.config.order == "grouped":
         arguments["heads_together"] = _heads_together(plan, call)
+    if plan.config.persistent:
+        owned = call.k if plan.by_keys else call.q
+        arguments["batch_heads"] = owned.shape[0] * owned.shape[1]
+        arguments["counter_ptr"] = counter(q)
     return arguments
 
 
 def _blocks(plan: Plan, call: Backward) -> int:
-    """Programs of a launch: as many for each sequence and head as the longest has tiles."""
+    """Programs of a launch: as many for each sequence and head as the longest has tiles, or, of a
+    persistent kernel, SMs.
+    """
     by_keys, packed = plan.by_keys, call.features.sequences
     owned, tile = (call.k, plan.config.bc) if by_keys else (call.q, plan.config.br)
     batches, heads, longest, _ = owned.shape
     if packed is not None:
         batches, longest = packed.count, max(1, packed.max_k if by_keys else packed.max_q)
     each = SCHEDULES[plan.config.schedule].blocks_of_a_tile(plan.spec)
-    return batches * heads * -(-longest // tile) * each
+    blocks = batches * heads * -(-longest // tile) * each
+    sms = order_limits(call.q.device).sms
+    return grid_rules.launched_blocks(blocks, sms, persistent=plan.config.persistent)
 
 
 def _heads_together(plan: Plan, call: Backward) -> int:

@@ -125,6 +125,12 @@ _TOTALS = (
 )
 _GROUPED = number("heads_together", "heads of a run, of order grouped",
                   given=lambda s, c: c.order == "grouped")
+_COUNTER = Parameter("counter_ptr", "*i32:16", "(2) tiles handed out, but for the first of each "
+                     "program; programs that ended", of=handed_out, first=True)
+_HANDED_OUT = (
+    number("batch_heads", "heads of all sequences: of K where programs own keys", handed_out),
+    _COUNTER,
+)
 _SCALE = Parameter("scale_log2e", "fp32", "softmax scale * log2(e), positive", first=True)
 
 
@@ -232,8 +238,7 @@ _FORWARD = (
         number("heads_together", "batch * heads; heads of a run: their K and V fit in L2", tiled,
                lambda s, c: c.order == "grouped"),
     )),
-    Parameter("counter_ptr", "*i32:16", "(2) tiles handed out, but for the first of each program; "
-              "programs that ended", of=handed_out, first=True),
+    _COUNTER,
     *_SEQUENCES, _TABLE, *_PAGES, *_BLOCK_MASK,
     *(rows(x, of=fa1) for x in ("acc", "sum", "max")),
     *_TILE,
@@ -270,7 +275,7 @@ _DKV = (
     Parameter("scale_log2e", "fp32", "scale * log2(e)"),
     *_sizes("seq_k"),
     *_HEAD_DIMS,
-    *_FEATURES, _GROUPED, *_SEQUENCES, *_BLOCK_MASK,
+    *_FEATURES, _GROUPED, *_HANDED_OUT, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE,
     constant("HEAD_DIM", "", either(plain, packed_blocks)),
     _TRUE_DIMS[1],
@@ -287,7 +292,7 @@ _DQ = (
     Parameter("scale_log2e", "fp32", "its size * log2(e); the sign is in Q"),
     *_sizes("seq_q"),
     *_HEAD_DIMS,
-    *_FEATURES, _GROUPED, *_SEQUENCES, *_BLOCK_MASK,
+    *_FEATURES, _GROUPED, *_HANDED_OUT, *_SEQUENCES, *_BLOCK_MASK,
     *_TILE,
     constant("HEAD_DIM", "", either(both(plain, pointer), packed_blocks)),
     constant("HEAD_DIM_V", "", both(plain, pointer)),

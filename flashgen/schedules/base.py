@@ -136,6 +136,7 @@ class Schedule(Generic[Fields]):
     """Directions in which it sums in the order of the numeric class of an invariant spec."""
     orders = False  # its forward has all orders, and persistent grids
     hands_out = False  # a persistent program takes its next tile from a counter, not every n-th
+    hands_out_gradients: tuple[Direction, ...] = ()  # directions that have such programs, too
     closes_sums = True  # its texts may close partial sums, as invariant specs need it
     state_in_memory = False
     """O and its sums pass through memory, as a program walks all rows of a head."""

@@ -118,6 +118,7 @@ class Hopper(Schedule[HopperFields]):
 
     name = "hopper"
     gluon = roles = orders = ahead = hands_out = True
+    hands_out_gradients = ("backward_dkv", "backward_dq")
     directions = own_text = AHEAD
     features: ClassVar = {
         "forward": ("alibi", "window", "chunk", "softcap", "sink", "varlen", "paged"),
@@ -176,8 +177,11 @@ class Hopper(Schedule[HopperFields]):
         return None
 
     def shared_bytes(self, spec: AttentionSpec, config: HopperFields, tiles: Bytes) -> int:
+        held = tiles.held
+        if config.persistent and spec.direction != "forward":  # and that of the next tile
+            held *= 2
         if spec.direction == "backward_dq" and wide(spec):  # V has one place
-            return tiles.held + config.num_stages * tiles.k + tiles.v
+            return held + config.num_stages * tiles.k + tiles.v
         beside = tiles.do if spec.direction == "forward" and o_apart(spec, config) else 0
         # The total of closed segments, float32.
         beside += tiles.do // spec.operand_bytes * 4 * spec.invariant
@@ -188,7 +192,7 @@ class Hopper(Schedule[HopperFields]):
             beside = WARPGROUP_ROWS * config.bc * spec.element_bytes
         elif spec.direction == "backward_fused":  # dS passes through shared memory, in two places
             beside = 2 * of_p
-        return tiles.held + beside + config.num_stages * sum(tiles.walked)
+        return held + beside + config.num_stages * sum(tiles.walked)
 
     def register_limit(self, config: HopperFields, gpu: Gpu, limit: int) -> int | None:
         return REGISTER_SPLIT[self.consumers(config)][0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flashgen.schedules import blackwell, decode, hopper
-from flashgen.schedules.base import BY_KEYS, FP8_DEPTH, MMA_SYNC, TENSOR_MEMORY, Bytes, Order
+from flashgen.schedules.base import BY_KEYS, FP8_DEPTH, MMA_SYNC, TENSOR_MEMORY, Bytes, Order, wide
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.numeric_class import why_other_class, why_other_products
 from flashgen.schedules.whole_rows import k_parts, o_parts, why_no_rows
@@ -272,8 +272,28 @@ def _persistent(spec: AttentionSpec, config: KernelConfig) -> str | None:
             f"empty: got {_order_of(config)} and {config.schedule}"
         )
     if spec.direction != "forward":
-        return f"persistent needs direction forward: got {spec.direction}"
+        return _persistent_gradient(spec, config)
     return _has_orders(config, "persistent")
+
+
+def _persistent_gradient(spec: AttentionSpec, config: KernelConfig) -> str | None:
+    has = SCHEDULES[config.schedule].hands_out_gradients
+    if spec.direction not in has:
+        return (
+            "persistent needs direction forward, or schedule hopper and direction backward_dkv or "
+            f"backward_dq: got {spec.direction} and {config.schedule}"
+        )
+    if spec.varlen:
+        return (
+            "varlen excludes persistent gradients, whose tiles are found by division: "
+            f"got {spec.direction}"
+        )
+    if wide(spec):
+        return (
+            "persistent gradients need head dims up to 128, of which two tiles fit shared memory: "
+            f"got {spec.head_dim} and {spec.head_dim_v}"
+        )
+    return None
 
 
 def _has_orders(config: KernelConfig, what: str) -> str | None:

@@ -37,7 +37,8 @@ GPU_ORDERS: tuple[tuple[Order, bool], ...] = (
     ("head_reversal", True),
     ("plain", True),
 )
-"""Order, and whether the grid is persistent: of a forward, tried where a GPU measures."""
+"""Order, and whether the grid is persistent: of a forward, tried where a GPU measures. Of gradients
+that have such a grid, those that it has."""
 FIRST_EARLY = 4
 """Of the configs of a decode without a seed, the first whose combine kernel may start early."""
 FIRST_OF_ROLES = 4
@@ -188,6 +189,8 @@ def _own_grid(schedule: Schedule[Any], direction: Direction) -> tuple[KernelConf
     found = [c for each in several for c in _configs(tiles, own, each, orders)]
     if direction == "forward" and schedule.orders:
         found += _configs(tiles, own, ways[:1], _GPU_ORDERS)
+    if direction in schedule.hands_out_gradients:
+        found += _configs(tiles, own, ways[:1], [o for o in _GPU_ORDERS if o["persistent"]])
     return tuple(found)
 
 

@@ -130,9 +130,10 @@ def faster(
 def handed_out(
     entries: Sequence[Entry], found: Sequence[KernelConfig], evaluator: OfflineEvaluator, run: Run
 ) -> Iterator[Entry]:
-    """For each of the entries of a forward that a persistent kernel of their tiles, or of the first
-    candidates, beats by more than NEAR, that kernel's entry: mostly of short calls, where blocks
-    cost as much as tiles. Those that spill, as over pages, are left out.
+    """For each of the entries that a persistent kernel of their tiles, or of the first candidates,
+    beats by more than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much
+    as tiles. Those that spill, as over pages, are left out. No direction but a forward, dK/dV and
+    dQ has such kernels.
     """
     spec, gpu = entries[0].spec, evaluator.gpu
     configs = (*(entry.config for entry in entries), *found[:FIRST_HANDED_OUT])
@@ -278,7 +279,7 @@ def choose(
             of_source = [entry for entry in entries if entry.result.source == source]
             if of_source:
                 mine += better(of_source, found, evaluator, run)
-        if spec.direction == "forward" and estimated:
+        if estimated:
             held = [table.serving(*entry.key, here) or entry for entry in estimated]
             serving = {entry.key: entry for entry in (*held, *mine)}
             mine += handed_out(list(serving.values()), found, evaluator, run)

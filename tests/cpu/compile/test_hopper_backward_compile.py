@@ -5,6 +5,7 @@ None of these kernels has run; compile/test_hopper_compile.py does the same for 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import triton
 from flashgen.compile import loops
 from flashgen.compile.sass import Instruction
 from flashgen.compile.verdict import judge, overlap, residents
+from flashgen.estimate.sm import Scoreboard
 from flashgen.schedules.base import BY_KEYS, wide
 from flashgen.schedules.config import SCHEDULES, KernelConfig
 from flashgen.schedules.hopper import HOPPER_OVERLAP
@@ -41,7 +43,12 @@ PRODUCTS = {"backward_dkv": 4, "backward_fused": 5, "backward_dq": 3}
 
 
 def shown(
-    direction: Direction, dim: int, mask: str, warps: int = 8, next_s: bool = False
+    direction: Direction,
+    dim: int,
+    mask: str,
+    warps: int = 8,
+    next_s: bool = False,
+    persistent: bool = False,
 ) -> tuple[AttentionSpec, KernelConfig]:
     owned = 16 * warps
     br, bc = (owned, 64) if direction == "backward_dq" else (64, owned)
@@ -57,6 +64,7 @@ def shown(
         schedule="hopper",
         loads="descriptor",
         next_s=next_s,
+        persistent=persistent,
     )
     return make_spec("bfloat16", dim, mask, direction=direction), config
 
@@ -80,6 +88,12 @@ SHOWN = [
             shown("backward_fused", 256, "none"),
             shown("backward_dkv", 256, "causal"),
             shown("backward_dkv", 256, "none"),
+            shown("backward_dkv", 64, "none", persistent=True),
+            shown("backward_dkv", 64, "causal", persistent=True),
+            shown("backward_dkv", 128, "causal", persistent=True),
+            shown("backward_dq", 64, "none", 12, persistent=True),
+            shown("backward_dq", 64, "causal", persistent=True),
+            shown("backward_dq", 128, "causal", persistent=True),
         ]
     ),
 ]
@@ -186,6 +200,26 @@ def test_instructions_a_score_of_five_products(
         added = [i for i in body if i.base == "REDG"]
         assert len(added) == config.br * spec.head_dim // 2 // 128 // 4, "four values each"
         assert not any(i.predicate for i in added), "no mask"
+
+
+@pytest.mark.skipif(triton.__version__ != "3.7.1", reason="the code of other compilers differs")
+@pytest.mark.parametrize(
+    ("direction", "mask"),
+    each([(d, mask) for d in ("backward_dq", "backward_dkv") for mask in ("causal", "none")], 2),
+)
+def test_a_further_tile_of_a_persistent_program_takes_less_than_a_block(
+    build: Build, direction: Direction, mask: str
+) -> None:
+    """Without spills, even once a tile, and with the loops of a kernel of one tile a program."""
+    spec, config = shown(direction, 64, mask)
+    config = replace(config, persistent=True)
+    compiled, listing = build(spec, config)
+    assert compiled.spill_bytes == 0
+    one_tile, _ = build(spec, replace(config, persistent=False))
+    most = max(loop.instructions for loop in one_tile.loops)
+    assert max(loop.instructions for loop in compiled.loops) <= 1.06 * most
+    board = Scoreboard(listing, H200, num_warps=4, shared_bytes=compiled.shared_bytes)
+    assert 0 < board.tile_cycles(1) < 0.5 * board.block_cycles(1)
 
 
 @pytest.mark.slow("make test proves a sample of it")

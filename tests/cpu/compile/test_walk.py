@@ -62,6 +62,15 @@ def test_a_persistent_program_walks_its_tiles() -> None:
     assert walked(code, tiles=3) == f"MOV {one} {one} {one} EXIT"
 
 
+def test_a_tile_has_a_loop_over_heads_within_the_loop_over_tiles() -> None:
+    code = listing(
+        "MOV R1, R2", "tile:", "FADD R1, R1, R2", "head:", "LDS R3, [R1]", "loop:", HMMA,
+        "@P0 BRA {loop}", "@P2 BRA {head}", "STG.E [R2], R4", "@P1 BRA {tile}", "EXIT",
+    )  # fmt: skip
+    one = "FADD LDS HMMA HMMA STG"
+    assert walked(code, tiles=2) == f"MOV {one} {one} EXIT"
+
+
 def test_tiles_without_a_loop_around_them_are_refused() -> None:
     with pytest.raises(NoEstimate, match="no loop is seen around"):
         walked(listing("loop:", HMMA, "@P0 BRA {loop}", "EXIT"), tiles=2)

@@ -148,6 +148,10 @@ def hopper_variants() -> list[tuple[AttentionSpec, KernelConfig]]:
         config = make_config(br, bc, num_warps=8, num_stages=2, next_s=next_s, **way)
         assert why_illegal(spec, config, H200) is None
         found.append((spec, config))
+    for mask, direction in itertools.product(("none", "causal"), ("backward_dkv", "backward_dq")):
+        order = "grouped" if mask == "causal" else "plain"
+        config = make_config(128, 128, num_warps=8, order=order, persistent=True, **way)
+        found.append((make_spec("bfloat16", 64, mask, direction=direction), config))
     return found
 
 

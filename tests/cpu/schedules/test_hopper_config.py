@@ -131,6 +131,18 @@ def test_o_of_a_persistent_program_has_a_place_where_there_is_room(
     assert why_illegal(spec, walking, H200) is None
 
 
+@pytest.mark.parametrize(("direction", "held"), [("backward_dkv", "bc"), ("backward_dq", "br")])
+def test_a_persistent_gradient_has_the_next_tile_beside_this_one(
+    direction: Direction, held: str
+) -> None:
+    """K and V of so many keys, or as many rows of Q and dO."""
+    spec = make_spec("bfloat16", 64, direction=direction)
+    walking = replace(CONFIG, br=128, bc=128, persistent=True)
+    once = replace(walking, persistent=False)
+    more = shared_bound_bytes(spec, walking, H200) - shared_bound_bytes(spec, once, H200)
+    assert more == getattr(walking, held) * 2 * (64 + 64)
+
+
 def test_a_place_for_o_may_be_too_much() -> None:
     spec, three = make_spec("bfloat16", 128), replace(CONFIG, num_stages=3)
     assert why_illegal(spec, three, H200) is None
