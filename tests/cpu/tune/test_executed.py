@@ -15,6 +15,7 @@ from flashgen.schedules.hopper import HOPPER
 from flashgen.schedules.outcome import Status, Timing
 from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import BUCKETS, Bucket
+from flashgen.spec.vocabulary import Direction
 from flashgen.tune import executed as program
 from tests.makers import make_config
 from tests.tables import DIGEST, SPEC, made_entry, made_run, made_table, with_evidence
@@ -136,23 +137,30 @@ def test_a_persistent_kernel_of_the_first_candidates_may_beat_a_plain_one(place:
     assert [each.config for each in made] == [evaluator.right] * (place == 0)
 
 
+@pytest.mark.parametrize(
+    ("direction", "tried"),
+    [("forward", True), ("backward_dkv", True), ("backward_dq", True), ("backward_ds", False)],
+)
 def test_a_persistent_kernel_of_the_executed_entry_is_tried(
-    monkeypatch: pytest.MonkeyPatch,
+    direction: Direction, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes the 702.4 us of the kernel that the same chip was measured with: 4 % less than the
-    older time of the table's executed entry, which stays where it is as fast.
+    older time of the table's executed entry, which stays where it is as fast. Not of a direction
+    that has none.
     """
+    spec = replace(SPEC, head_dim=64, head_dim_v=64).for_direction(direction)
     monkeypatch.setattr(program, "run_now", lambda _: made_run("b-estimated"))
-    monkeypatch.setattr(program, "measured_on_chip", lambda *_: {(SPEC, BUCKETS[1]): FAST})
+    monkeypatch.setattr(program, "measured_on_chip", lambda *_: {(spec, BUCKETS[1]): FAST})
     found = {}
     for us in (702.4, 800.0):
         (held,) = chosen()
-        held = replace(held, result=replace(held.result, median_us=us))
+        held = replace(held, spec=spec, result=replace(held.result, median_us=us))
         evaluator = Evaluator()
         evaluator.right = replace(FAST, persistent=True)
-        table = made_table(made_entry()).of([made_entry(bucket=BUCKETS[1]), held])
+        entry = replace(made_entry(bucket=BUCKETS[1]), spec=spec)
+        table = made_table(made_entry()).of([entry, held])
         found[us] = [e.config for e in program.choose(table, evaluator).executed]  # type: ignore[arg-type]
-    assert found == {702.4: [FAST], 800.0: [evaluator.right]}
+    assert found == {702.4: [FAST], 800.0: [evaluator.right if tried else FAST]}
 
 
 @pytest.mark.parametrize(("us", "stays"), [(700.0, True), (730.0, False)])
