@@ -316,8 +316,9 @@ DKV_CASES = [
     case(65, 257, heads=4, kv=2, batch=2),
     # One tile of rows: only then the producer comes to a place that was given on too early.
     case(64, 257, "top_left", heads=6, kv=6),
-    # The third launch: of a counter that the second did not leave as it was.
-    case(64, 129, "top_left", heads=3, kv=3),
+    # The third launch: of a counter that the second did not leave as it was. Two of three tiles walk
+    # no rows, so that consumers come to the next before the producer does.
+    case(64, 257, "top_left", heads=3, kv=3),
 ]
 DQ_CASES = [
     case(257, 65, heads=4, kv=2, batch=2),
@@ -328,7 +329,12 @@ DQ_CASES = [
 
 @pytest.mark.parametrize("mutant", each(DKV_MUTANTS))
 def test_a_broken_text_of_dk_and_dv_is_found(mutant: str) -> None:
-    assert_found(spec_of("backward_dkv"), DKV, DKV_MUTANTS[mutant], DKV_CASES)
+    """A place that is given on too early leaves a phase unseen, in few orders of warps: with tiles of
+    128 rows in one of the three that are tried.
+    """
+    rows = 128 if mutant == "it is given on before the next is there" else 64
+    config = persistent("backward_dkv", rows, order="grouped")
+    assert_found(spec_of("backward_dkv"), config, DKV_MUTANTS[mutant], DKV_CASES)
 
 
 @pytest.mark.parametrize("mutant", each(DQ_MUTANTS))
