@@ -143,7 +143,7 @@ def test_the_schedule_survives_ptxas(
     assert overlap(compiled, config) >= HOPPER_OVERLAP
     assert residents(compiled, H200) >= 1
     bound = shared_bound_bytes(spec, config, H200)
-    assert bound <= compiled.shared_bytes <= bound + 3072  # statistics and barriers
+    assert bound <= compiled.shared_bytes <= bound + 4096  # statistics and barriers
 
 
 @pytest.mark.parametrize(("spec", "config"), SHOWN[:4], ids=name_of)
