@@ -23,7 +23,7 @@ from flashgen.files import content_of, write_whole
 from flashgen.spec.gpu import Gpu
 from flashgen.spec.records import Record, parsed, record_of, value_of
 
-REPLAY = 11
+REPLAY = 12
 """Version of the contents of a Replay; other versions are not reused."""
 
 

@@ -389,33 +389,31 @@ bwd_ds_fp16_d256 1024 br64_bc64_w8_s2_hopper_tma 982.98 3748.3
 bwd_ds_fp16_d256_causal 1024 br64_bc64_w8_s2_hopper_tma 541.41 1894.9
 """,
     "3.6 3.7 3.8": """
-bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
-bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5 3550.6
+bwd_dkv_bf16_d64_causal 16384 br128_bc128_w8_s2_hopper_tma_grp 3550.6
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
-bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
-bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5 3550.6
+bwd_dkv_fp16_d64_causal 16384 br128_bc128_w8_s2_hopper_tma_grp 3550.6
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
-bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49 2593.5 5123.2
-bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74 1314.9 2538.0
+bwd_dq_bf16_d64 4096 br128_bc128_w8_s2_hopper_tma 2593.5 5123.2
+bwd_dq_bf16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 1314.9 2538.0
 bwd_dq_bf16_d96 1 br128_bc128_w8_s2_hopper_tma 233.75 790.15 3030.1 6017.9
 bwd_dq_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
-bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52 602.9 2309.4 4585.8
-bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23 334.02 1170.0 2288.4
+bwd_dq_bf16_d128 1024 br128_bc128_w8_s2_hopper_tma 602.9 2309.4 4585.8
+bwd_dq_bf16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp 334.02 1170.0 2288.4
 bwd_dq_bf16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
 bwd_dq_bf16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
 bwd_dq_bf16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 115.28 323.02 1160.0 2280.0
-bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49 2593.5 5123.2
-bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74 1314.9 2538.0
+bwd_dq_fp16_d64 4096 br128_bc128_w8_s2_hopper_tma 2593.5 5123.2
+bwd_dq_fp16_d64_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 1314.9 2538.0
 bwd_dq_fp16_d96 1 br128_bc128_w8_s2_hopper_tma 233.75 790.15 3030.1 6017.9
-bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52 602.9 2309.4 4585.8
-bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23 334.02 1170.0 2288.4
+bwd_dq_fp16_d128 1024 br128_bc128_w8_s2_hopper_tma 602.9 2309.4 4585.8
+bwd_dq_fp16_d128_causal 1024 br128_bc128_w8_s2_hopper_tma_grp 334.02 1170.0 2288.4
 bwd_dq_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 206.84 738.63 2872.6 5718.2
 bwd_dq_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 166.42 591.59 2298.7 4575.2
 """,
@@ -432,6 +430,20 @@ fwd_fp16_d192 1 br128_bc64_w8_s2_hopper_tma 158.24 512.3 1937.9 3839.4
 fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919.3
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 96.842 248.11 841.47 1536.5
+""",
+    "3.6 3.8": """
+bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5
+bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
+bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5
+bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49
+bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74
+bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52
+bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23
+bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49
+bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74
+bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52
+bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23
 """,
     "3.6 3.8 3.9": """
 fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
@@ -453,15 +465,27 @@ fwd_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
 fwd_fp16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
 fwd_fp16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
+bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
 bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1713.9
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
 bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.6
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
+bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
+bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
+bwd_dq_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
+bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
+bwd_dq_bf16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
+bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 108.94
 bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 374.02 1329.8
 bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 355.51 1229.7
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 389.46 1060.5
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 396.5 1158.2
+bwd_dq_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
+bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
+bwd_dq_fp16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
+bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 108.94
 bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 428.57 1189.2
 """,
     "3.8": """
