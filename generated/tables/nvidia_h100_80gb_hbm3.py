@@ -289,12 +289,11 @@ fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69 1104.7
 fwd_bf16_d64 16384 br192_bc128_w12_s2_hopper_tma 4009.7
 fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 358.46 1058.7
 fwd_bf16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
-fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 159.6 438.49
+fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 214.54
 fwd_bf16_d64_causal_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 1270.9 2397.4
 fwd_bf16_d64_causal_sink_varlen 1 br192_bc128_w12_s2_hopper_tma_lpt_pers 204.17 357.82 1033.0 3839.4
 fwd_bf16_d64_causal_sink_varlen_paged 4096 br192_bc128_w12_s2_hopper_tma_lpt 565.75 1133.8
 fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 174.75 441.65
 fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 406.31
 fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1068.6 2610.0
 fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 516.81 438.23 471.08
