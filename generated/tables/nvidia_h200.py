@@ -283,18 +283,22 @@ decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 39.543 101.07 332.34 637.
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
     "3.6": """
-fwd_fp16_d64 1024 br192_bc128_w12_s2_hopper_tma 593.88 2043.1
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 387.76
+bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 506.6 1825.1
 """,
     "3.6 3.7": """
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 214.54
+fwd_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
 fwd_bf16_d64_causal_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 1270.9 2397.4
 fwd_bf16_d64_causal_sink_varlen 1 br192_bc128_w12_s2_hopper_tma_lpt_pers 204.17 357.82 1033.0 3839.4
 fwd_bf16_d64_causal_sink_varlen_paged 4096 br192_bc128_w12_s2_hopper_tma_lpt 565.75 1133.8
+fwd_bf16_d64_causal_window_sink 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 195.48
 fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
 fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt_pers 406.31
 fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1068.6 2610.0
 fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt 516.81 438.23 471.08
+fwd_bf16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
+fwd_bf16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 152.18 299.74 892.54 1680.0
 fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
 fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
@@ -320,8 +324,12 @@ fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 127.25 319.66 803.81
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143.54 305.91 810.47
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
+fwd_fp16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
 fwd_fp16_d64 16384 br192_bc128_w12_s2_hopper_tma 4009.7
 fwd_fp16_d64_causal 4096 br192_bc128_w12_s2_hopper_tma_grp 1105.1 2067.4
+fwd_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
+fwd_fp16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
+fwd_fp16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 95.301 236.26
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 822.41 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
@@ -445,24 +453,14 @@ bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52
 bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23
 """,
     "3.6 3.8 3.9": """
-fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
-fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
 """,
     "3.7": """
 fwd_bf16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
-fwd_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
-fwd_bf16_d64_causal_window_sink 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 195.48
-fwd_bf16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
-fwd_bf16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
-fwd_fp16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
 fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 345.72
-fwd_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
-fwd_fp16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
-fwd_fp16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
 bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
@@ -499,5 +497,9 @@ bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2
 bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
 bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
 bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 121.18 348.08 1236.1 2285.6
+""",
+    "3.8 3.9": """
+fwd_bf16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
+fwd_fp16_d96 1024 br192_bc64_w12_s2_hopper_tma 553.06 2053.9 4062.3
 """,
 }
