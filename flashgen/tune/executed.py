@@ -6,8 +6,8 @@ cycles a score. What another GPU of the same chip was measured with comes before
 not before an executed one that is estimated faster.
 
 choose() makes the list anew, for the installed Triton. admit() adds that Triton to the versions of
-each kernel that compiles there, and is executed right; one that has an estimate must compile
-without spills.
+each kernel that compiles there, and is executed right. One whose loops spill there must be
+estimated to take no more than NEAR longer than its entry says.
 """
 
 from __future__ import annotations
@@ -329,7 +329,8 @@ def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
             continue
         held = set[KernelConfig]()
         for config in dict.fromkeys(entry.config for entry in entries):
-            if why := _why_it_does_not_hold(entries[0], config, evaluator):
+            having = next(entry for entry in entries if entry.config == config)
+            if why := _why_it_does_not_hold(having, evaluator):
                 print(f"{spec.name} {config.label}: {why}", flush=True)
             else:
                 held.add(config)
@@ -349,14 +350,16 @@ def admit(table: Table, evaluator: OfflineEvaluator, specs: str = "*") -> Table:
     return table.of(kept).in_order()
 
 
-def _why_it_does_not_hold(
-    entry: Entry, config: KernelConfig, evaluator: OfflineEvaluator
-) -> str | None:
+def _why_it_does_not_hold(entry: Entry, evaluator: OfflineEvaluator) -> str | None:
+    """Why the entry's kernel does not serve under the installed Triton; None if it does."""
+    of = entry.spec, entry.problem, [entry.config]
+    us = entry.result.median_us
     for stage in ("compile", "check"):
-        (found,) = evaluator.evaluate(stage, entry.spec, entry.problem, [config])
+        (found,) = evaluator.evaluate(stage, *of)
         if not found.ok:
             return f"{stage} {found.status} {found.detail[:300]}"
-        timed = entry.result.source == "estimated"
-        if stage == "compile" and timed and found.shortcomings:
-            return "its loops spill, or overlap too little"
+        if stage == "compile" and us is not None and found.shortcomings:
+            (here,) = evaluator.evaluate("timed", *of)
+            if here.timing is None or here.timing.median_us > (1 + NEAR) * us:
+                return "its loops spill, or overlap too little, and it is estimated slower"
     return None

@@ -219,12 +219,20 @@ def test_a_kernel_of_another_bucket_takes_no_version_from_the_one_that_serves_th
         assert found == {of_fast: FAST, ("3.7",): grouped.config}
 
 
-@pytest.mark.parametrize(("spills", "tritons"), [(False, ("3.7", "3.10")), (True, ("3.7",))])
+@pytest.mark.parametrize(
+    ("spills", "us", "tritons"),
+    [
+        (False, 600.0, ("3.7", "3.10")),
+        (True, 680.0, ("3.7", "3.10")),  # within 4 % of what it takes there, 702.4 us
+        (True, 670.0, ("3.7",)),
+    ],
+)
 def test_a_triton_is_admitted_where_a_kernel_holds(
-    spills: bool, tritons: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    spills: bool, us: float, tritons: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "compiling_triton", lambda: "3.10")
     entry = replace(chosen()[0], tritons=("3.7",))
+    entry = replace(entry, result=replace(entry.result, median_us=us))
     table = made_table(made_entry()).of([made_entry(), entry])
     after = program.admit(table, Evaluator(spills))  # type: ignore[arg-type]
     assert [each.tritons for each in after.executed] == [tritons]
