@@ -343,10 +343,13 @@ fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.9
 fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
 bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3 5307.3
+bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.6
 bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1395.4 3102.4
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
 bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.6 1217.5
 bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma_grp 533.71 1886.3
 bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
@@ -376,8 +379,12 @@ bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s2_hopper_tma_grp 338.41 1212.5
 bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 326.71 1133.5
 bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
 bwd_dq_bf16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.36 1084.0
+bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 374.02 1329.8
+bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 355.51 1229.7
 bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_grp 325.74 893.83
 bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.31 905.23
+bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 389.46 1060.5
+bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 396.5 1158.2
 bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
@@ -389,6 +396,7 @@ bwd_ds_bf16_d96_causal 1024 br64_bc128_w8_s2_hopper_tma 598.12 2088.7
 bwd_ds_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 238.04 813.47 3128.2 6216.2
 bwd_ds_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 184.31 455.48 1591.9 3108.5
 bwd_ds_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 420.55 1503.8
+bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 428.57 1189.2
 bwd_ds_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma 557.16 1933.5
 bwd_ds_bf16_d192 1024 br64_bc64_w8_s2_hopper_tma 1227.8 4684.6
 bwd_ds_bf16_d192_causal 1024 br64_bc64_w8_s2_hopper_tma 675.63 2367.1
@@ -473,9 +481,6 @@ fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
 bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
 bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1680.4
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
-bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.6
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
 bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
 bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
@@ -483,15 +488,10 @@ bwd_dq_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
 bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
 bwd_dq_bf16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 115.74
-bwd_dq_bf16_d256_causal_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 374.02 1329.8
-bwd_dq_bf16_d256_causal_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 355.51 1229.7
-bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 389.46 1060.5
-bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 396.5 1158.2
 bwd_dq_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
 bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
 bwd_dq_fp16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
 bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 115.74
-bwd_ds_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma 428.57 1189.2
 """,
     "3.8": """
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
