@@ -335,6 +335,8 @@ fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 822.41 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
 fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
+bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
@@ -353,6 +355,8 @@ bwd_dkv_bf16_d256_causal_window 1024 br64_bc64_w8_s2_hopper_tma_grp 500.97 1409.
 bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 450.91 1428.9
 bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 524.41 1467.8
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 473.48 1492.7
+bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
+bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
 bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
@@ -360,9 +364,13 @@ bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
 bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
+bwd_dq_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
+bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
 bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1263.6
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 400.79 1024.0
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
+bwd_dq_bf16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
+bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 108.94
 bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 333.17 1102.3 3978.4
 bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_grp 1102.6 1102.2
 bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1037.2 2347.8
@@ -378,8 +386,12 @@ bwd_dq_bf16_d256_causal_window 1024 br128_bc64_w8_s2_hopper_tma_grp 325.74 893.8
 bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.31 905.23
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 389.46 1060.5
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 396.5 1158.2
+bwd_dq_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
+bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
 bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
+bwd_dq_fp16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
+bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 108.94
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
 bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
 bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 115.28 323.02 1160.0 2280.0
@@ -446,20 +458,6 @@ fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 96.842 248.11 841.47 1536.5
 """,
-    "3.6 3.8": """
-bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
-bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5
-bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
-bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5
-bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49
-bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74
-bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52
-bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23
-bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49
-bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74
-bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52
-bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23
-""",
     "3.6 3.8 3.9": """
 fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
@@ -470,31 +468,31 @@ fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
 fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 345.72
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
-bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
-bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
 bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1713.9
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
-bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
-bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
-bwd_dq_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
-bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
-bwd_dq_bf16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
-bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 108.94
-bwd_dq_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
-bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
-bwd_dq_fp16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
-bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 108.94
 """,
     "3.8": """
+bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
+bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
+bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 223.37 536.49 1826.5
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma 219.62 595.95 2117.8 4168.2
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma 170.75 460.28 1627.2 3093.8
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma 243.58 678.36 2344.7 4604.0
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma 198.59 548.66 1876.6 3685.0
+bwd_dq_bf16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49
+bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74
+bwd_dq_bf16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52
+bwd_dq_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23
 bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
+bwd_dq_fp16_d64 1024 br128_bc128_w8_s2_hopper_tma 697.49
+bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp 177.88 399.74
 bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 168.55 447.96 1571.3 3084.1
+bwd_dq_fp16_d128 1 br128_bc128_w8_s2_hopper_tma 179.52
+bwd_dq_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp 128.23
 bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 148.22 425.95 1524.2 2853.7
 bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 121.18 348.08 1236.1 2285.6
 """,
