@@ -12,17 +12,19 @@ ARCH = "sm_80"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 421.86 1345.9 5071.1 10040.0
-fwd_bf16_d64_varlen 1 br128_bc32_w8_s4_fa2_ptr 454.28
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 314.45
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 327.5 818.98 2770.6 5382.9
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 451.32 1054.9 3475.8 6709.7
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 423.59 582.31
+fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 381.84 498.8
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 314.06 835.35 2935.8 5750.1
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 454.98 1034.9 3414.8 6520.6
 fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 403.64 799.44 2515.6 9526.0
-fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.56 1108.2 1680.0 3491.5
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.56 1108.2
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1522.5 3131.2
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 345.32 840.15 2178.8 2496.6
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 515.55 1116.3 2789.4 3190.3
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 468.03 1023.1 2854.8 7113.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br64_bc64_w4_s1_ampere_ptr 337.84
+fwd_bf16_d64_causal_window_sink_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1116.3 2789.4 3190.3
+fwd_bf16_d64_causal_window_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 426.37 884.58 2415.7 6028.9
 fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 511.56
 fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 1121.1
 fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1070.8 1166.4
@@ -39,7 +41,7 @@ fwd_bf16_d128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2745.1 9609.5
 fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 388.16 916.75
 fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1255.7 2515.6
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2975.1 2975.1
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2728.3 6156.7
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2563.1 5772.4
 fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1163.4 1200.4
 fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 305.53 895.9
 fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2277.5 2635.8
@@ -65,15 +67,18 @@ fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 420.48 1472.0 5681.7 11294.6
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 347.18 896.43 3001.4 5621.0
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 301.41 900.35 3248.4 6152.3
 fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 316.87 848.79 3096.3 11653.5
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 451.08 1346.5 2685.3 5529.0
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 341.91 910.45
+fwd_bf16_d256_causal_varlen_paged 4096 br128_bc64_w8_s1_ampere_ptr_lpt 1495.9 3106.6
 fwd_bf16_d256_causal_softcap 1 br64_bc32_w4_s1_ampere_ptr_lpt 348.92 1032.8 3793.1
 fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 373.97 958.0 3462.3
 fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 384.99 1026.4 1765.7
 fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 320.02
 fwd_bf16_d256_causal_window 1024 br128_bc64_w8_s1_ampere_ptr_lpt 898.19 2249.5 2615.6
-fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 721.75 1639.5 3996.9 4684.9
-fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 447.55 1134.1 3198.8 8013.2
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 467.55 1356.8 1750.0 1764.1
+fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 301.72 888.83 2373.4 2766.5
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 330.2
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s1_ampere_ptr_lpt 848.29 2243.2 5581.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 334.29
+fwd_bf16_d256_causal_window_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 868.06 918.22 918.4
 fwd_bf16_d256_causal_window_softcap 1 br64_bc32_w4_s1_ampere_ptr_lpt 379.22 1188.2
 fwd_bf16_d256_causal_window_softcap 4096 br128_bc64_w8_s1_ampere_ptr_lpt 3056.8
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 366.25

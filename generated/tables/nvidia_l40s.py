@@ -20,17 +20,19 @@ fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 376.46 386.05
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 211.58
 fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 540.97 1876.8 3582.4
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 313.34 683.39 2196.8 4150.1
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 232.11
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 214.93
 fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 508.27 1644.9 6208.4
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 304.44
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 653.07 983.62 1996.9
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 235.6 570.78
-fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1435.6 1639.1
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 326.42 715.36 1739.1 1995.9
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 251.8 539.67 1499.0 3733.6
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 292.08
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 699.96 758.23
-fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt 853.38
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 247.68 618.89
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 912.77 1894.3
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 205.78
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr 537.93 1355.9 1550.6
+fwd_bf16_d64_causal_window_sink_invariant 1 br64_bc64_w4_s1_ampere_ptr 202.53
+fwd_bf16_d64_causal_window_sink_invariant 1024 br128_bc64_w8_s1_ampere_ptr_lpt 626.21
+fwd_bf16_d64_causal_window_sink_invariant 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1739.1 1995.9
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr 224.73 536.61
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr 1463.0 3644.4
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr 284.19
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc128_w8_s1_ampere_ptr_lpt 659.6 602.75 689.34
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 403.53
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 391.64 1303.8 4959.2 9833.0
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 348.0 764.56 2720.1 5329.0
@@ -38,24 +40,29 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 356.1 944.43 3537.1 6994.7
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 355.84
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 584.04 1910.6 3565.5
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 367.18 708.46 2056.6 3716.9
-fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 238.24
-fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 565.4 1730.2 6051.8
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 274.8
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 803.02 1240.4 2480.4
+fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 238.07 509.86
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 1730.2 6051.8
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 238.29 535.48
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 829.31 1645.6
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1899.5 1899.5
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1740.3 3873.1
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1183.3 1169.9
-fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 358.98
-fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 607.6 1558.0 1789.7
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 319.22 687.17 1651.9 1885.7
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 407.5
-fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 529.84 1497.0 3714.3
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 301.04 750.06 818.81 946.21
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1700.5 3784.4
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 806.55 791.72
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr 223.93
+fwd_bf16_d128_causal_window 1024 br64_bc64_w4_s1_ampere_ptr_lpt 592.88
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1491.2 1703.5
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 222.82
+fwd_bf16_d128_causal_window_invariant 1024 br128_bc64_w8_s1_ampere_ptr_lpt 525.75 1495.9 1743.7
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 236.77
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc64_w4_s1_ampere_ptr_lpt 525.31
+fwd_bf16_d128_causal_window_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1497.0 3714.3
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 238.31 549.05 589.93
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s1_ampere_ptr_lpt 667.2
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 290.94 475.93 1640.5 3024.8
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 277.86 562.87 2069.6 4023.5
 fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 296.1
-fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 472.05 1722.6 6399.3
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 299.06 574.28 1004.5 2172.9
+fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s1_ampere_ptr_lpt 456.59 1501.1 5508.0
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 297.98
+fwd_bf16_d192v128_causal_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 461.35 725.74 1543.3
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 336.08
 fwd_bf16_d192 1024 br128_bc64_w8_s1_ampere_ptr 962.83 3740.9 7445.1
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 334.37
@@ -64,27 +71,33 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 364.31 1122.0 4354.3 8664.1
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 358.84
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 649.03 2306.1 4204.0
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 355.89 708.05 2362.9 4529.3
-fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 288.93
-fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 607.32 2123.2 7758.0
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 290.19 728.92 1375.2 2774.0
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 287.35
+fwd_bf16_d256_causal_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 574.27 1953.7 7112.1
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 286.38
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 597.52 949.41 1892.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 278.28 693.49 2468.7
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 291.55 638.42 2227.5
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 291.25 866.72 1613.4
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 291.55 638.42
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 2202.6
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 291.25
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 658.55 1064.9
 fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.85
 fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 644.06 1648.7 1887.6
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 274.94 706.18 1823.6 2110.3
 fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 284.4
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 603.02 1656.7 4117.9
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 290.21 758.1
-fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc16_w4_s3_fa2_ptr_lpt_rows 842.12 1074.4
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 596.71 1631.2 4058.1
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 286.21
+fwd_bf16_d256_causal_window_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 580.43
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 639.24
+fwd_bf16_d256_causal_window_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr 738.0
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 368.32 675.55 1731.2
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 290.28
 fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 630.38 1731.6
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 289.6
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 832.51
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc16_w4_s2_fa2_ptr_rows 966.7
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 664.36 768.78
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1134.0 3867.9 14735.3 29212.2
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 241.14 868.44 4063.9 13795.6
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 296.77 984.39 4484.3 15163.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 296.77
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 912.13 3938.6 13171.7
 fwd_fp16_d64 1 br64_bc64_w4_s2_fa2_ptr 371.83
 fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 854.11 3206.9 6344.2
 fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 375.33
