@@ -221,8 +221,10 @@ class _Writer:
 
 def _usable(shared: StreamMemory) -> Callable[[], bool]:
     """Whether memory of a stream is there and may be used now. What launches again does not keep
-    it: a workspace is given back when there is a longer one.
+    a workspace, which is given back when there is a longer one; the rest is never freed.
     """
+    if shared.thread is None:
+        return shared.usable
     held = weakref.ref(shared)
 
     def usable() -> bool:
