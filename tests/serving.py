@@ -57,9 +57,9 @@ def watch_plans(monkeypatch: pytest.MonkeyPatch, watch: Callable[[Plan], None]) 
 
     start = Plan.start
 
-    def watched(self: Plan, *arguments: Any) -> None:
+    def watched(self: Plan, *arguments: Any, **options: Any) -> None:
         watch(self)
-        start(self, *arguments)
+        start(self, *arguments, **options)
 
     monkeypatch.setattr(Plan, "start", watched)
 

@@ -233,7 +233,8 @@ def _without_a_part(call: Combine) -> Combine:
 
 def _with_a_part_twice(call: Combine) -> Combine:
     twice = [*range(len(call.parts.lse)), 2]
-    return replace(call, parts=type(call.parts)(*(x[twice] for x in call.parts)))
+    o, lse, _ = call.parts
+    return replace(call, parts=call.parts._replace(o=o[twice], lse=lse[twice]))
 
 
 def _with_lse_of_another_split(call: Combine) -> Combine:
