@@ -160,15 +160,15 @@ def _in_one_bucket(ladders: Sequence[Ladder]) -> tuple[Selection, ...] | None:
     """The first selections of all ladders that are of the table of the first, and of one bucket and
     source: the nearest that has them all. None without any.
     """
-    first = ladders[0].rungs[0].slug
-    for like in ladders[0].rungs:
-        origin = like.slug, like.choice.bucket, like.choice.source
+    slug = ladders[0].rungs[0].slug
+    for like in ladders[0].rungs if slug is not None else ():
+        origin = slug, like.choice.bucket, like.choice.source
         of_origin = (
             (s for s in each.rungs if (s.slug, s.choice.bucket, s.choice.source) == origin)
             for each in ladders
         )
         found = [next(selections, None) for selections in of_origin]
-        if like.slug == first is not None and None not in found:
+        if None not in found:
             return tuple(each for each in found if each is not None)
     return None
 
