@@ -29,7 +29,7 @@ from flashgen.spec.attention import AttentionSpec
 from flashgen.spec.data_sheets import LIMITS
 from flashgen.spec.records import Record, parsed, value_of
 
-FACTS = 7
+FACTS = 6
 """Version of the facts in a cache file; raise it whenever their computation changes."""
 
 # C7510 to C7518 are of wgmma that waits; of the others C7508 says that setmaxnreg is ignored.

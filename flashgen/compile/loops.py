@@ -315,23 +315,8 @@ class LoopFacts:
 def spilling_loops(listing: Listing) -> tuple[tuple[int, int], ...]:
     """Loads and stores of spilled registers, and instructions, of each loop that spills; those
     without matrix instructions count too.
-
-    Not the loops around the main ones: a persistent kernel's over tiles of O or of a gradient, and
-    over heads. What they spill they spill once for many rounds of a main loop, which counts its
-    own.
     """
-    main = {(body[0].address, body[-1].address) for body in main_bodies(listing)}
-
-    def around(first: int, last: int) -> bool:
-        """Whether a loop at these addresses holds a main one."""
-        inner = main - {(first, last)}
-        return any(first <= begin and end <= last for begin, end in inner)
-
-    counts = (
-        (sum(i.is_spill for i in loop), len(loop))
-        for loop in loops(listing.instructions)
-        if not around(loop[0].address, loop[-1].address)
-    )
+    counts = ((sum(i.is_spill for i in loop), len(loop)) for loop in loops(listing.instructions))
     return tuple((spills, length) for spills, length in counts if spills)
 
 

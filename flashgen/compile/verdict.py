@@ -28,7 +28,7 @@ def judge(
 
     measures: a GPU times what is chosen, so that spills need not be judged here. Without one, what
     they cost in a main loop is known only while they are few: MOST_SPILLS. Those of other loops
-    never refuse a kernel; shortcomings() counts them.
+    never refuse a kernel.
     """
     if compiled.tensor_columns > TENSOR_COLUMNS:
         return Status.OUT_OF_RESOURCES, (
@@ -72,13 +72,14 @@ def _spills(compiled: Compiled) -> str:
 
 
 def shortcomings(compiled: Compiled, spec: AttentionSpec, config: KernelConfig) -> int:
-    """How many signs of trouble it has, which a GPU overrules: spills in a loop, exp2 that do not
-    overlap wgmma though the schedule is made for it, and warps of which a Triton is known to make
-    wrong programs. It ranks kernels of which no time is known.
+    """How many signs of trouble it has, which a GPU overrules: spills in a main loop, exp2 that do
+    not overlap wgmma though the schedule is made for it, and warps of which a Triton is known to
+    make wrong programs. It ranks kernels of which no time is known. What a persistent kernel spills
+    around its main loops, it spills once a tile.
     """
     its = SCHEDULES[config.schedule]
     least = its.least_overlap.get(spec.direction, 0.0) if compiled.arch == "sm_90" else 0.0
-    slow = (compiled.spill_share > 0) + (overlap(compiled, config) < least)
+    slow = (compiled.main_spill_share > 0) + (overlap(compiled, config) < least)
     return slow + may_be_wrong(compiled.arch, config)
 
 

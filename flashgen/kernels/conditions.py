@@ -45,7 +45,7 @@ def paged(spec: AttentionSpec, config: KernelConfig) -> bool:
 
 def may_pack(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Texts whose kernels may be of packed sequences."""
-    if spec.block_mask or (config.persistent and not packs_handed_out(spec, config)):
+    if spec.block_mask or (config.persistent and not handed_out(spec, config)):
         return False
     its = SCHEDULES[config.schedule]
     if config.interpretable:
@@ -65,11 +65,6 @@ def may_page(spec: AttentionSpec, config: KernelConfig) -> bool:
 def handed_out(spec: AttentionSpec, config: KernelConfig) -> bool:
     """Tiles from a counter."""
     return config.persistent and SCHEDULES[config.schedule].hands_out
-
-
-def packs_handed_out(spec: AttentionSpec, config: KernelConfig) -> bool:
-    """Tiles from a counter, also of packed sequences: those of a forward."""
-    return handed_out(spec, config) and spec.direction == "forward"
 
 
 def block_mask(spec: AttentionSpec, config: KernelConfig) -> bool:

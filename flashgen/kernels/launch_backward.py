@@ -228,10 +228,14 @@ def _blocks(plan: Plan, call: Backward) -> int:
     batches, heads, longest, _ = owned.shape
     if packed is not None:
         batches, longest = packed.count, max(1, packed.max_k if by_keys else packed.max_q)
+    persistent = plan.config.persistent
     each = SCHEDULES[plan.config.schedule].blocks_of_a_tile(plan.spec)
-    blocks = batches * heads * -(-longest // tile) * each
+    if packed is not None and persistent:
+        blocks = grid_rules.packed_tiles(owned.shape[2], packed.count, tile) * heads
+    else:
+        blocks = batches * heads * -(-longest // tile) * each
     sms = order_limits(call.q.device).sms
-    return grid_rules.launched_blocks(blocks, sms, persistent=plan.config.persistent)
+    return grid_rules.launched_blocks(blocks, sms, persistent=persistent)
 
 
 def _heads_together(plan: Plan, call: Backward) -> int:

@@ -108,8 +108,8 @@ def forward_arguments(plan: Plan, call: Forward, o: Tensor, lse: Tensor) -> Laun
     if SCHEDULES[plan.config.schedule].state_in_memory:
         return blocks, arguments | _scratch(plan, q)
     persistent = plan.config.persistent
-    if packed is not None and persistent:  # as tiles_before() of the template counts them
-        blocks = heads * (seq_q // plan.config.br + packed.count)
+    if packed is not None and persistent:
+        blocks = heads * grid_rules.packed_tiles(seq_q, packed.count, plan.config.br)
     else:
         blocks *= -(-longest // plan.config.br)
     if plan.config.takes_heads:

@@ -48,6 +48,13 @@ def gradient_heads_together(group: int, sms: int, *, by_keys: bool) -> int:
     return max(1, sms // 2) * (1 if by_keys else group)
 
 
+def packed_tiles(rows: int, sequences: int, side: int) -> int:
+    """Tiles of a head that a persistent grid hands out of packed sequences of so many rows
+    together: as tiles_before() of _scheduler.py.jinja counts them.
+    """
+    return rows // side + sequences
+
+
 def launched_blocks(blocks: int, sms: int, *, persistent: bool) -> int:
     """Programs of a launch that has so many tiles."""
     return min(blocks, sms) if persistent else blocks

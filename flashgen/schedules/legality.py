@@ -283,11 +283,6 @@ def _persistent_gradient(spec: AttentionSpec, config: KernelConfig) -> str | Non
             "persistent needs direction forward, or schedule hopper and direction backward_dkv or "
             f"backward_dq: got {spec.direction} and {config.schedule}"
         )
-    if spec.varlen:
-        return (
-            "varlen excludes persistent gradients, whose tiles are found by division: "
-            f"got {spec.direction}"
-        )
     if wide(spec):
         return (
             "persistent gradients need head dims up to 128, of which two tiles fit shared memory: "

@@ -132,8 +132,8 @@ def handed_out(
 ) -> Iterator[Entry]:
     """For each of the entries that a persistent kernel of their tiles, or of the first candidates,
     beats by more than NEAR, that kernel's entry: mostly of short calls, where blocks cost as much
-    as tiles. Those that spill, as over pages, are left out. No direction but a forward, dK/dV and
-    dQ has such kernels.
+    as tiles. Those whose main loops spill are left out. No direction but a forward, dK/dV and dQ
+    has such kernels.
     """
     spec, gpu = entries[0].spec, evaluator.gpu
     configs = (*(entry.config for entry in entries), *found[:FIRST_HANDED_OUT])

@@ -192,23 +192,3 @@ def test_spills_count_in_loops_without_a_product_too() -> None:
     )  # fmt: skip
     assert spilling_loops(code) == ((1, 3), (2, 4))
     assert [loop.spills for loop in main_loops(code)] == [0, 2]
-
-
-def test_spills_around_a_main_loop_are_not_of_a_loop() -> None:
-    """A persistent kernel's loop over tiles spills once a tile, whatever its length."""
-    code = listing(
-        "tiles:",
-        "LDL R2, [R1]",
-        "wait:", "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3", "@!P0 BRA {wait}",
-        "rows:", "HGMMA.64x64x16.F32 R24, gdesc[UR4], R24, gsb0", "@P0 BRA {rows}",
-        "STL [R1], R2",
-        "@P1 BRA {tiles}",
-        "EXIT",
-    )  # fmt: skip
-    assert spilling_loops(code) == ()
-    masked = listing(
-        "rows:", "HMMA.16816.F32 R4, R4, R8, R4", "@P1 BRA {steady}", "FSEL R4, R4, R5, P2",
-        "steady:", "LDL R2, [R1]", "@P0 BRA {rows}",
-        "EXIT",
-    )  # fmt: skip
-    assert spilling_loops(masked) == ((1, 5),)
