@@ -284,7 +284,11 @@ decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 39.543 101.07 332.34 637.
 EXECUTED = {
     "3.6": """
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 387.76
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 506.6 1825.1
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
 """,
     "3.6 3.7": """
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 214.54
@@ -340,12 +344,10 @@ bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 17
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
-bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
-bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 413.56 1496.3 5405.6
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3 5307.3
 bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.6
-bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1439.6 3123.9
-bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
-bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 413.66 1257.8
+bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1395.4 3102.4
+bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.6 1217.5
 bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma_grp 533.71 1886.3
 bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 507.3 1772.5
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
@@ -359,8 +361,6 @@ bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
 bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
 bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
-bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
-bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
 bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
@@ -418,13 +418,13 @@ bwd_ds_fp16_d256_causal 1024 br64_bc64_w8_s2_hopper_tma 541.41 1894.9
     "3.6 3.7 3.8": """
 bwd_dkv_bf16_d64_causal 16384 br128_bc128_w8_s2_hopper_tma_grp 3550.6
 bwd_dkv_bf16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
-bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
+bwd_dkv_bf16_d128 1024 br64_bc128_w8_s2_hopper_tma 808.72 3124.5 6212.6
 bwd_dkv_bf16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
 bwd_dkv_bf16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
 bwd_dkv_bf16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
 bwd_dkv_fp16_d64_causal 16384 br128_bc128_w8_s2_hopper_tma_grp 3550.6
 bwd_dkv_fp16_d96 1 br64_bc128_w8_s2_hopper_tma 305.76 1060.5 4100.3 8154.1
-bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76 808.72 3124.5 6212.6
+bwd_dkv_fp16_d128 1024 br64_bc128_w8_s2_hopper_tma 808.72 3124.5 6212.6
 bwd_dkv_fp16_d192 1 br64_bc64_w8_s2_hopper_tma 364.54 1226.4 4685.3 9297.9
 bwd_dkv_fp16_d256 1 br64_bc64_w8_s2_hopper_tma 292.89 981.88 3748.9 7439.0
 bwd_dq_bf16_d64 4096 br128_bc128_w8_s2_hopper_tma 2593.5 5123.2
@@ -458,6 +458,10 @@ fwd_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 118.52 304.09 1037.1 1919
 fwd_fp16_d256 1 br128_bc64_w8_s2_hopper_tma 127.51 410.5 1551.0 3072.2
 fwd_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_lpt 96.842 248.11 841.47 1536.5
 """,
+    "3.6 3.8": """
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma 234.76
+""",
     "3.6 3.8 3.9": """
 fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
@@ -469,7 +473,13 @@ fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 345.72
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
 bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1713.9
+bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
+bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 129.64 415.02 1549.7 3064.6
+bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 417.36 1178.1
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
+bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
+bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 129.64 415.02 1549.7 3064.6
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3 5307.3
 """,
     "3.8": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
