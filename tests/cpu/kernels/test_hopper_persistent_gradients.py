@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from flashgen.evaluate.check import cases_of, check_loaded
-from flashgen.evaluate.check_attention import tile_cases, walking_cases
+from flashgen.evaluate.check_attention import packed_case, tile_cases, walking_cases
 from flashgen.kernels.launch import bind
 from flashgen.kernels.launch_backward import Backward
 from flashgen.kernels.launch_forward import INTERPRETED
@@ -31,7 +31,7 @@ from flashgen.spec.gpu import TARGETS
 from flashgen.spec.problem import Problem
 from flashgen.spec.vocabulary import Direction
 from tests.cpu.kernels import test_hopper_backward
-from tests.cpu.kernels.test_hopper_persistent import SCHEDULER_MUTANTS, STORE_NUMBERS, TELL
+from tests.cpu.kernels.test_hopper_persistent import SCHEDULER_MUTANTS, of_many
 from tests.executed import (
     Load,
     assert_found,
@@ -71,6 +71,19 @@ VARIANTS: list[tuple[AttentionSpec, KernelConfig]] = [
     (spec_of("backward_dq", window=True, softcap=True), DQ),
     (spec_of("backward_dkv", chunk=True, alibi=True), DKV),
     (spec_of("backward_dq", chunk=True, alibi=True), persistent("backward_dq", 32)),
+    *(
+        (spec_of(direction, mask, dim, varlen=True, **features), config)
+        for direction, config, plain in (
+            ("backward_dkv", DKV, persistent("backward_dkv", 128)),
+            ("backward_dq", DQ, persistent("backward_dq", 64, 2, 12)),
+        )
+        for mask, dim, config, features in (
+            ("causal", 64, config, {"window": True, "softcap": True}),
+            ("causal", 128, config, {"dtype": "float16"}),
+            ("none", 64, plain, {"window": True}),
+            ("none", 96, persistent(direction), {"head_dim_v": 72}),
+        )
+    ),
 ]
 
 
@@ -83,7 +96,6 @@ def test_every_variant_is_right(spec: AttentionSpec, config: KernelConfig) -> No
 @pytest.mark.parametrize(
     ("spec", "config", "sentence"),
     [
-        (spec_of("backward_dkv", varlen=True), DKV, "varlen excludes persistent gradients"),
         (spec_of("backward_dq", dim=256), DQ, "persistent gradients need head dims up to 128"),
         (
             spec_of("backward_ds"),
@@ -240,10 +252,8 @@ def test_no_order_changes_a_bit(direction: Direction, mask: str, orders: int) ->
 
 
 BEHIND = "behind = pid >= tiles * batch_heads"
-TOLD = STORE_NUMBERS.replace("            ", "        ", 1).replace(" " * 16, " " * 12)
 MUTANTS = {
     **SCHEDULER_MUTANTS,
-    "a number is given before it is there": (TOLD + TELL[4:], TELL[4:] + TOLD),
     "the last tile is left out": (BEHIND, f"{BEHIND} - 1"),
 }
 """Of the scheduler, which is that of dQ, too; a text finds by itself which tile is the pid-th."""
@@ -285,7 +295,7 @@ def of_the_place(ring: str, count: str, what: str, gradients: str) -> dict[str, 
 DKV_MUTANTS = {
     **MUTANTS,
     **of_the_place("kv", "walked", "keys", "the gradients before"),
-    "a sequence too far": (", key_start), batch, kv_head", ", key_start), batch + 1, kv_head"),
+    "a sequence too far": ("return found, batch, kv_head", "return found, batch + 1, kv_head"),
     "the producer begins its rings anew": (
         "        walked += 1\n        taken = receive(handed, walked & 1, 1)",
         "        walked += 1\n        nth = 0\n        taken = receive(handed, walked & 1, 1)"),
@@ -300,8 +310,8 @@ EXPECT_ROWS = """        barrier()
 DQ_MUTANTS = {
     "the last tile is left out": MUTANTS["the last tile is left out"],
     **of_the_place("rows", "nth_rows", "rows", "dQ of those before"),
-    "a sequence too far": (", row_start), batch, head, kv_head", ", row_start), batch + 1, head, kv_head"),
-    "the head of K of another": ("row_start), batch, head, kv_head", "row_start), batch, head, head"),
+    "a sequence too far": ("return found, batch, head", "return found, batch + 1, head"),
+    "the head of K of another": ("return found, batch, head, kv_head", "return found, batch, head, head"),
     "LSE comes after its barrier": (
         STATISTICS + EXPECT_ROWS,
         "            pass\n" + EXPECT_ROWS + STATISTICS.replace("            ", "        ")),
@@ -340,3 +350,81 @@ def test_a_broken_text_of_dk_and_dv_is_found(mutant: str) -> None:
 @pytest.mark.parametrize("mutant", each(DQ_MUTANTS))
 def test_a_broken_text_of_dq_is_found(mutant: str) -> None:
     assert_found(spec_of("backward_dq"), DQ, DQ_MUTANTS[mutant], DQ_CASES)
+
+
+def packed_mutants(own: str, other: str, nth: int, side: str) -> dict[str, tuple[str, str]]:
+    """Of what finds a tile of packed sequences. own: the letter of what a program owns; nth: the
+    number of a tile that says where its own rows end.
+    """
+    of_own = f"of_{own} = (batch, None) if packed is None else (taken[{nth}], taken[{nth + 1}])"
+    of_other = (
+        f"of_{other} = (batch, None) if packed is None else (taken[{nth + 2}], taken[{nth + 3}])"
+    )
+    rows, keys = (nth + 1, nth + 3) if own == "q" else (nth + 3, nth + 1)
+    return {
+        "the last tile is left out": MUTANTS["the last tile is left out"],
+        "a sequence that begins here is not found": ("* heads <= pid)", "* heads < pid)"),
+        "the search goes too short a way": ("found += steps * step", "found += steps"),
+        "the search ends after a step": ("left = gl.minimum(left - steps * step, step)", "left = 1"),
+        "a sequence has no tile more than its share": (
+            ".to(gl.int32) + sequence\n", ".to(gl.int32) + sequence * 0\n"),
+        "nobody is told of the end": (
+            f"unused is None or taken[0] < taken[{nth + 1}]",
+            f"unused is None or taken[0] >= 0 and taken[0] < taken[{nth + 1}]"),
+        "places of no sequence are left": ("if unused is not None and taken[0] >= 0:", "if False:"),
+        "they begin with all": (
+            f"begin = taken[{nth}] + taken[0]", "begin = taken[0]"),
+        "all tiles clear the first": (f"begin = taken[{nth}] + taken[0]", f"begin = taken[{nth}]"),
+        "some of them are left": (
+            f"gl.minimum(end, begin + {side})", f"gl.minimum(end, begin + {side} - 4)"),
+        "a diagonal too far": (
+            "packed[0] * (seq_k - seq_q)", "packed[0] * (seq_k - seq_q + 1)"),
+        "the diagonal of all": ("            diagonal = packed[0]", "            _ = packed[0]"),
+        "the mask of all": ("                last += diagonal", "                last += 0"),
+        "lengths of one another": (
+            f"seq_q, seq_k = taken[{rows}], taken[{keys}]", f"seq_k, seq_q = taken[{rows}], taken[{keys}]"),
+        "a sequence too far": ("return found, sequence, ", "return found, sequence + 1, "),
+        "as many of the others as of its own": (
+            of_other, of_other.replace(f"taken[{nth + 3}]", f"taken[{nth + 1}]")),
+        "others where its own are": (of_own, of_own.replace(f"(taken[{nth}]", f"(taken[{nth + 2}]")),
+        "LSE behind the sequence": ("+ (of_q[0] - seq_q)", "+ of_q[0]"),
+    }  # fmt: skip
+
+
+PACKED_CASES = [
+    of_many((129, 65), (3, 40), (128, 128)),
+    # Behind each of three sequences, places of none for some tiles.
+    packed_case(((65, 129), (40, 3), (163, 141)), heads=2, spare=(300, 300)),
+]
+PACKED = {"varlen": True, "alibi": True, "chunk": True}
+
+
+@pytest.mark.parametrize("mutant", each(packed_mutants("k", "q", 3, "BC")))
+def test_a_broken_search_for_keys_is_found(mutant: str) -> None:
+    broken = packed_mutants("k", "q", 3, "BC")[mutant]
+    assert_found(spec_of("backward_dkv", **PACKED), DKV, broken, PACKED_CASES)
+
+
+@pytest.mark.parametrize("mutant", each(packed_mutants("q", "k", 4, "BR")))
+def test_a_broken_search_for_rows_is_found(mutant: str) -> None:
+    broken = packed_mutants("q", "k", 4, "BR")[mutant]
+    assert_found(spec_of("backward_dq", **PACKED), DQ, broken, PACKED_CASES)
+
+
+@pytest.mark.parametrize(
+    ("direction", "boxes"), [("backward_dkv", 1 * 3), ("backward_dq", 2 * 2 * 4)]
+)
+def test_packed_sequences_are_found_among_many(
+    direction: Direction,
+    boxes: int,
+    loads: dict[int, list[Load]],  # noqa: F811
+) -> None:
+    """Tiles without rows are passed over. The one head of K has 1, 1 and 1 tiles of keys; the two
+    of Q have 2, 1 and 1 of rows, each of which two consumers have in halves.
+    """
+    config = persistent(direction, order="grouped")
+    assert_right(spec_of(direction, **PACKED), config, PACKED_CASES[:1])
+    of_own = [
+        sum(base == copied[0][0] for base, *_ in copied) for copied in loads.values() if copied
+    ]
+    assert sum(of_own) == boxes
