@@ -283,10 +283,18 @@ EXECUTED = {
     "3.6": """
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69 1104.7
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 506.6 1825.1
+bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
 bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 332.07
+bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54
 """,
     "3.6 3.7": """
 fwd_bf16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
@@ -351,7 +359,7 @@ bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 17
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
-bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3 5307.3
+bwd_dkv_bf16_d128_causal_varlen 16384 br64_bc128_w8_s2_hopper_tma_grp 5307.3
 bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.6
 bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1395.4 3102.4
 bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.6 1217.5
@@ -366,23 +374,20 @@ bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 524.
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 473.48 1492.7
 bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
 bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
-bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
 bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
 bwd_dq_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
 bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
-bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 400.79 1024.0
-bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
 bwd_dq_bf16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 115.74
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1114.9 3994.9
 bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_grp 1102.6 1102.2
 bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1035.9 2346.5
 bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 333.92 901.32
-bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 332.07 925.48
+bwd_dq_bf16_d128_causal_window_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 925.48
 bwd_dq_bf16_d192v128_causal 1024 br128_bc64_w8_s2_hopper_tma_grp 338.41 1212.5
 bwd_dq_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 326.71 1133.5
 bwd_dq_bf16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
@@ -395,11 +400,10 @@ bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 389.
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 396.5 1158.2
 bwd_dq_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
 bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
-bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
 bwd_dq_fp16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
 bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 115.74
-bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54 1114.9 3994.9
+bwd_dq_fp16_d128_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1114.9 3994.9
 bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_hopper_tma_grp 142.43 400.89 1448.5 2847.6
 bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_hopper_tma_grp 117.98 323.02 1160.0 2280.0
 bwd_dq_fp16_d256_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.36 1084.0
@@ -480,14 +484,29 @@ fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 358.46 1058.7
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
 fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
-bwd_dkv_bf16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 366.26 1680.4
+bwd_dkv_bf16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
+bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 160.27 248.6
+bwd_dkv_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1680.4
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 138.09 415.02 1549.7 3064.6
+bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 370.33 1462.1
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 417.36 1178.1
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
+bwd_dkv_fp16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
+bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 160.27 248.6
+bwd_dkv_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1680.4
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 138.09 415.02 1549.7 3064.6
-bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3 5307.3
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 370.33 1462.1
+bwd_dkv_fp16_d128_causal_varlen 16384 br64_bc128_w8_s2_hopper_tma_grp 5307.3
+bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_hopper_tma_pers 125.22
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 124.9 180.89 1190.8
+bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 309.87 984.46
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp_pers 312.99
+bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp_pers 313.58
+bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_hopper_tma_pers 125.22
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 124.9 180.89 1190.8
+bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp_pers 312.99
 """,
     "3.8": """
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma 295.17 943.05 3569.2 7073.6
