@@ -281,6 +281,18 @@ def test_a_box_that_is_read_too_early_is_a_race() -> None:
         assert "racecheck" in loaded(wait="", seed=seed)[1].checks()
 
 
+def test_a_block_that_made_way_goes_on_when_its_copy_lands() -> None:
+    """It reads the same again and again, as a producer reads its pages, and makes way for other
+    blocks; then all of its warps wait for the copy.
+    """
+    reads = """ld.param.u64 %d3, [p1]; mov.b32 %r8, 0; L: ld.volatile.global.b32 %r9, [%d3];
+    add.s32 %r8, %r8, 1; setp.lt.u32 %p3, %r8, 40; @%p3 bra L; """
+    for seed in range(9):
+        out, report, source = loaded(wait=reads + WAIT, seed=seed)
+        np.testing.assert_array_equal(out, source[:8, :32])
+        assert list(report.lines()) == []
+
+
 @pytest.mark.parametrize("expected", [256, 1024])
 def test_a_wrong_count_of_bytes_is_found(expected: int) -> None:
     found = [loaded(expected=expected, seed=seed)[1].checks() for seed in range(3)]
