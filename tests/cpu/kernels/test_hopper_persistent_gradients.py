@@ -356,11 +356,7 @@ def packed_mutants(own: str, other: str, nth: int, side: str) -> dict[str, tuple
     """Of what finds a tile of packed sequences. own: the letter of what a program owns; nth: the
     number of a tile that says where its own rows end.
     """
-    of_own = f"of_{own} = (batch, None) if packed is None else (taken[{nth}], taken[{nth + 1}])"
-    of_other = (
-        f"of_{other} = (batch, None) if packed is None else (taken[{nth + 2}], taken[{nth + 3}])"
-    )
-    rows, keys = (nth + 1, nth + 3) if own == "q" else (nth + 3, nth + 1)
+    lengths = f"{own}_end, seq_{own}, {other}_end, seq_{other} = taken"
     return {
         "the last tile is left out": MUTANTS["the last tile is left out"],
         "a sequence that begins here is not found": ("* heads <= pid)", "* heads < pid)"),
@@ -378,16 +374,15 @@ def packed_mutants(own: str, other: str, nth: int, side: str) -> dict[str, tuple
         "some of them are left": (
             f"gl.minimum(end, begin + {side})", f"gl.minimum(end, begin + {side} - 4)"),
         "a diagonal too far": (
-            "packed[0] * (seq_k - seq_q)", "packed[0] * (seq_k - seq_q + 1)"),
-        "the diagonal of all": ("            diagonal = packed[0]", "            _ = packed[0]"),
+            "bottom_right * (seq_k - seq_q)", "bottom_right * (seq_k - seq_q + 1)"),
+        "the diagonal of all": ("            diagonal = bottom_right", "            _ = bottom_right"),
         "the mask of all": ("                last += diagonal", "                last += 0"),
         "lengths of one another": (
-            f"seq_q, seq_k = taken[{rows}], taken[{keys}]", f"seq_k, seq_q = taken[{rows}], taken[{keys}]"),
+            lengths, f"{own}_end, seq_{other}, {other}_end, seq_{own} = taken"),
         "a sequence too far": ("return found, sequence, ", "return found, sequence + 1, "),
-        "as many of the others as of its own": (
-            of_other, of_other.replace(f"taken[{nth + 3}]", f"taken[{nth + 1}]")),
-        "others where its own are": (of_own, of_own.replace(f"(taken[{nth}]", f"(taken[{nth + 2}]")),
-        "LSE behind the sequence": ("+ (of_q[0] - seq_q)", "+ of_q[0]"),
+        "ends of one another": (
+            lengths, f"{other}_end, seq_{own}, {own}_end, seq_{other} = taken"),
+        "LSE behind the sequence": ("+ (q_end - seq_q)", "+ q_end"),
     }  # fmt: skip
 
 
