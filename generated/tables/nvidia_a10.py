@@ -12,23 +12,25 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 805.14 2545.8 9517.0 18812.4
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 642.75
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 540.54
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 609.49 1528.8 5206.3 10094.8
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 890.63 1945.7 6243.3 11865.7
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 657.64
-fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 813.07
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 555.58 813.07
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 601.97 1563.4 5404.3 10457.5
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 897.94 1934.4 6176.5 11718.7
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 557.05
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1446.6 4724.3 18113.6
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 823.01
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1845.4 2644.0 5480.0
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 647.43 1616.4 4199.3 4841.9
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 936.88 2014.2 4995.8 5748.8
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 557.05 1444.2
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 4724.3 18113.6
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 699.7 1747.7
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2599.7 5388.9
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr_lpt 585.68
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr 1525.1 3889.5 4467.3
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 531.45 1769.0
+fwd_bf16_d64_causal_window_sink_invariant 4096 br128_bc64_w4_s3_fa2_ptr_lpt 4995.8 5748.8
 fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 640.57
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1557.0 4372.1 10891.5
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 830.92
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1973.8 2085.7 2259.1
+fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc16_w4_s3_fa2_ptr 1524.0
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr 4277.6 10662.8
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 794.75
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc128_w8_s1_ampere_ptr_lpt 1887.4 1721.0 1878.8
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1149.6
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1140.5 3824.7 14567.5 28890.2
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 778.74 2183.1 7765.3
@@ -36,45 +38,60 @@ fwd_bf16_d96_causal 16384 br128_bc32_w4_s3_fa2_ptr_lpt 14941.3
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 851.98 2706.3 10157.9 20096.0
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 709.1 1642.1 5338.6 10198.0
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1043.2 1998.6 5710.5 10706.6
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 832.91 1600.1 4962.3 17630.1
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 772.74
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2264.9 3332.2
-fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 6559.5
+fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 602.21 1496.8
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 4962.3 17630.1
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 636.71 1581.3
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2246.8 4399.3
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5291.0 5291.0
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4977.5 11233.3
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 3108.7
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3287.8
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 664.72 1706.3 4461.8 5154.5
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 906.24 1937.9 4729.3 5443.4
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 666.31 1506.0 4333.9 10820.1
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 844.69 2107.1 2295.2
-fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2539.7
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 4869.3 10975.9
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2126.5
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br128_bc128_w8_s1_ampere_ptr 2243.1
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 594.51 1630.6
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 4267.8 4921.1
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 433.97 1477.6 4298.0 5004.3
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 629.75
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1506.0 4333.9 10820.1
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 649.07 1556.8
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1615.5 1740.4
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 486.62 1301.6 4453.0 8556.1
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 498.48 1574.0 5843.1 11592.1
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 474.36 1302.5 4781.2 18620.8
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 574.72 1583.9 2667.2 5676.0
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 474.36
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 1270.1
+fwd_bf16_d192v128_causal_varlen 4096 br128_bc64_w8_s1_ampere_ptr_lpt 4176.6 16019.5
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 509.8
+fwd_bf16_d192v128_causal_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1288.1 1896.6 4008.5
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 713.97 2572.2 10007.7 19922.1
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 532.14
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1559.4 5258.8 10075.6
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 872.21 3120.8 12130.6 24144.5
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 596.97 1757.2 6170.1 11862.9
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 777.64 1973.9 6688.8 13066.2
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 642.68 1665.5 5804.4 22448.0
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 672.23 1969.2 3582.5 7509.3
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 630.86
+fwd_bf16_d256_causal_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1573.0 5331.7 20541.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 672.23
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1642.3 2605.6 5394.2
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 634.17 1877.6 6605.2
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 676.96 1751.4 6090.7
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 737.27 2203.9 4038.1
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 623.11 1744.4 4602.5 5313.2
-fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 671.88 1652.6 4743.8 11847.5
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 705.05
-fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1993.4 2324.1 2688.9
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 676.96 1751.4
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 6013.2
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 737.27
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1809.3 2934.0
+fwd_bf16_d256_causal_window 1 br128_bc32_w8_s1_ampere_ptr_lpt 608.83
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1744.4 4602.5 5313.2
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 772.48 1974.0 5204.0 6048.7
+fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 671.88
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1638.3
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc32_w8_s1_ampere_ptr 4661.8
+fwd_bf16_d256_causal_window_varlen 16384 br128_bc32_w8_s1_ampere_ptr_lpt 11673.4
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc32_w8_s1_ampere_ptr_lpt 683.13 1596.5 1700.8
+fwd_bf16_d256_causal_window_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr 1972.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 651.82 1829.9 4832.4
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 703.14 1726.9 4959.0
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 770.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2271.6 2496.7
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 697.29
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1726.9 4959.0
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc32_w8_s1_ampere_ptr_lpt 764.46 1818.8 1950.8
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3240.9 11051.9 42203.2 83764.2
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 646.05 2371.1 11406.4 38629.7
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 799.33 2705.9 12674.8 42744.4
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 799.33
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 2488.1 11088.8 37018.5
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 765.7 2467.8 9292.1 18392.5
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 642.75
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 609.49 1528.8 5206.3 10094.8

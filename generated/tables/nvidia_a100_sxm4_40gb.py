@@ -12,19 +12,24 @@ ARCH = "sm_80"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 421.86 1345.9 5071.1 10040.0
-fwd_bf16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 431.19
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 314.45
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 327.5 818.98 2770.6 5382.9
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 451.32 1054.9 3475.8 6709.7
 fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 381.84 498.8
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 314.06 835.35 2935.8 5750.1
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 454.98 1034.9 3414.8 6520.6
 fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 403.64 799.44 2515.6 9526.0
-fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.56 1108.2 1680.0 3491.5
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.56 1108.2
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1522.5 3131.2
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 345.32 840.15 2178.8 2496.6
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 515.55 1116.3 2789.4 3190.3
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 468.03
-fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 884.58 2415.7 6028.9
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 511.56 1132.1 1205.6 1318.4
+fwd_bf16_d64_causal_window_sink_invariant 1 br64_bc64_w4_s1_ampere_ptr 337.84
+fwd_bf16_d64_causal_window_sink_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1116.3
+fwd_bf16_d64_causal_window_sink_invariant 4096 br128_bc64_w4_s3_fa2_ptr 2760.0 3157.3
+fwd_bf16_d64_causal_window_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 426.37 884.58
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr 2384.3 5942.2
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr 509.41
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 1121.1
+fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1070.8 1166.4
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 795.52
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 526.42 1897.1 7382.3 14695.9
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 388.05 1068.6 3793.6 7459.9
@@ -33,45 +38,57 @@ fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 1365.4 5260.8 10455.1
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.17 941.14
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2921.4 5522.3
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 493.38 1061.2 3340.8 6303.5
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 475.73 907.28 2780.0 9852.0
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 423.69
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1182.8 1693.7
-fwd_bf16_d128_causal_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 3403.1
+fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 376.05 867.88
+fwd_bf16_d128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2745.1 9609.5
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 388.16 916.75
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1255.7 2515.6
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2975.1 2975.1
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2728.3 6156.7
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1654.4
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1669.5
-fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 405.66 983.71 2509.1 2877.5
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 481.06 1132.7 2893.6 3362.2
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 417.52 909.77 2521.3 6281.5
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 417.05 1052.9
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1237.9
-fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 1292.3
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2563.1 5772.4
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1163.4 1200.4
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 305.53 895.9
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2277.5 2635.8
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 254.42 866.78 2500.6
+fwd_bf16_d128_causal_window_invariant 16384 br128_bc64_w8_s1_ampere_ptr 2917.5
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 350.73
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc64_w4_s1_ampere_ptr 832.74
+fwd_bf16_d128_causal_window_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2312.2 5709.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 365.37 837.62
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 867.99 944.39
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 345.21 758.73 2360.5 4398.6
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 314.02
 fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 693.92 2611.5 5055.3
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 273.88 696.76 2490.9 9519.4
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 349.82 901.6 1534.6 3179.1
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 273.88
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc64_w4_s1_ampere_ptr_lpt 686.14
+fwd_bf16_d192v128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2145.5 7945.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 300.45 700.52
+fwd_bf16_d192v128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1038.4 2100.0
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 373.4 1316.3 5094.6 10132.5
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 303.03
 fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 816.79 2839.5 5405.5
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 420.48 1472.0 5681.7 11294.6
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 347.18 896.43 3001.4 5621.0
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 301.41 900.35 3248.4 6152.3
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 421.39 1110.5 3905.9 14637.3
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 451.08 1346.5 2685.3 5529.0
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 316.87 848.79 3096.3 11653.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 341.91 910.45
+fwd_bf16_d256_causal_varlen_paged 4096 br128_bc64_w8_s1_ampere_ptr_lpt 1495.9 3106.6
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 394.88 1148.8 4045.6
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 422.31 1049.4 3615.3
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 475.35 1416.5 2846.9
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 393.42
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1203.1 3154.3 3672.6
-fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 721.75 1639.5 3996.9 4684.9
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 353.39 971.56 2948.0 7372.7
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 457.75 1321.7 1654.6 1673.5
-fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 424.18 1207.4 3142.6
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 487.98 1266.7 3602.5
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 495.93
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 1368.2 1585.5
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 373.97 958.0 3462.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 384.99 1026.4 1765.7
+fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 320.02
+fwd_bf16_d256_causal_window 1024 br128_bc64_w8_s1_ampere_ptr_lpt 898.19 2249.5
+fwd_bf16_d256_causal_window 16384 br128_bc64_w8_s1_ampere_ptr 2585.4
+fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 301.72 888.83 2373.4
+fwd_bf16_d256_causal_window_invariant 16384 br128_bc64_w8_s1_ampere_ptr 2732.5
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 313.94
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s1_ampere_ptr_lpt 848.29 2243.2 5581.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 334.29
+fwd_bf16_d256_causal_window_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 868.06 918.22 918.4
+fwd_bf16_d256_causal_window_softcap 1 br64_bc32_w4_s1_ampere_ptr_lpt 379.22 1188.2
+fwd_bf16_d256_causal_window_softcap 4096 br128_bc64_w8_s1_ampere_ptr_lpt 3056.8
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 366.25
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br64_bc32_w4_s1_ampere_ptr 984.01 2891.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 380.05 1056.4
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc64_w8_s1_ampere_ptr 1192.5
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1823.5 6273.0 24006.4 47602.7
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 269.21 918.32 4180.0 14236.7
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 521.95

@@ -12,46 +12,55 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1222.7 4244.0 16351.7 32517.0
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 704.86
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 621.71
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 718.88
 fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2303.8 8442.0 16513.9
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1092.1 2735.2 9412.8 18334.1
 fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 696.54 1095.8
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 762.56 2310.5 8444.7 16503.3
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1160.2 2894.0 9971.0 19219.3
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 695.97
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2082.0
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 695.97 2039.9
 fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 7697.5 29844.9
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 829.32
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s2_fa2_ptr 2524.1
-fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3791.3 7965.8
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 821.43 2353.6 6439.0 7415.9
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1219.1 2888.6 7516.1 8669.1
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 775.51
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2181.8 6550.3 16413.5
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 947.23 2426.0 2665.2 2938.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 828.87 2135.8 3415.5 7180.6
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 753.52
+fwd_bf16_d64_causal_window_sink 1024 br64_bc16_w4_s3_fa2_ptr_lpt 2332.9
+fwd_bf16_d64_causal_window_sink 4096 br64_bc32_w4_s3_fa2_ptr_lpt 6439.0 7415.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 689.97 2506.0
+fwd_bf16_d64_causal_window_sink_invariant 4096 br64_bc64_w4_s1_ampere_ptr_lpt 7446.8
+fwd_bf16_d64_causal_window_sink_invariant 16384 br128_bc64_w4_s3_fa2_ptr_lpt 8669.1
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr 757.77 2108.7
+fwd_bf16_d64_causal_window_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 6550.3 16413.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr 875.16
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2394.0
+fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr 2601.4
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br128_bc128_w8_s1_ampere_ptr_lpt 2836.1
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1341.0
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1642.1 5825.5 22568.3 44892.5
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 920.28 2965.6 11127.2 21817.8
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1232.9 4336.7 16783.0 33380.2
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 927.6 2511.9 8819.3 16954.7
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1266.5 2858.5 9153.0 17283.6
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1022.1 2356.0 8034.5 29081.0
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 917.41 2563.9 4291.6 8540.5
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 770.6 2198.5
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 8034.5 29081.0
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 811.03
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2189.2 3536.1 7044.0
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8339.1 8339.1
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7236.4 16468.0
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3792.1
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 5570.2
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 793.45 2397.9 6672.9 7741.6
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1008.1 2726.9
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7422.7 8585.7
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 796.87 2099.3 6417.8 16105.9
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 930.77 3157.5
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2779.2 3020.0
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr 3420.7 3518.7
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s1_ampere_ptr 777.59
+fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2397.9 6672.9 7741.6
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 612.32 2282.0 6783.0 7925.4
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 778.8
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2099.3 6417.8 16105.9
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 800.82
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2206.6 2528.1
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr 2749.4
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 667.7 1965.7 6994.4 13359.4
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 605.9 2023.3 7655.4 15192.0
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 573.32 1705.4 6454.8 25282.8
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 691.16 2079.7 3671.8 7821.2
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 573.32 1705.4
+fwd_bf16_d192v128_causal_varlen 4096 br64_bc32_w4_s1_ampere_ptr_lpt 6392.8 24938.9
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 637.51 1775.0 3018.5
+fwd_bf16_d192v128_causal_varlen_paged 16384 br128_bc64_w8_s1_ampere_ptr_lpt 6398.8
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1067.0 4023.4 15854.0 31628.4
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 725.55 2319.3
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8603.8 16391.9
@@ -59,25 +68,36 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1219.6 4561.7 17943.4 35786.1
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 838.15 2632.2 9571.7
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 18143.4
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 942.11 2740.5 9825.1 19322.7
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 864.93 2389.1 8560.3 32983.6
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 877.62
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3144.4 5624.4 12014.6
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 822.33 2341.3
+fwd_bf16_d256_causal_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 8409.3 32372.2
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 848.26 2373.0
+fwd_bf16_d256_causal_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3871.1 8240.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 888.1 2773.9 10014.5
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 907.38 2521.9 9056.3
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 878.75 2913.3 5611.7
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 917.18
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2666.5 7213.3 8335.1
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 894.24 2491.4
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7219.6 18129.7
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 946.53 3191.7 4263.5 4267.6
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 914.77 2808.4 7613.5
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 883.82 2521.4
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 8872.8
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 878.75
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br64_bc32_w4_s1_ampere_ptr_lpt 2557.8
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 4300.4
+fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 853.22
+fwd_bf16_d256_causal_window 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2656.2 7133.4 8201.3
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 939.89 2726.9 7526.9 8677.2
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 836.24
+fwd_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 2384.1
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 7129.8 17894.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 871.35
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2353.4 2654.9
+fwd_bf16_d256_causal_window_varlen_paged 16384 br128_bc32_w8_s1_ampere_ptr_lpt 2826.9
+fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 897.14
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc32_w8_s1_ampere_ptr_lpt 2779.9 7469.1
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 849.01
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2543.7 7532.4
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 960.29 3277.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3473.7
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2543.7
+fwd_bf16_d256_causal_window_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 7472.2
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 930.07
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 2616.4 3103.9
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3497.7 12206.6 46916.9 93230.6
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 680.82 2535.6 12228.5 41483.8
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 834.28 2896.4 13649.7 46124.5
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 834.28
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 2614.9 11802.5 39570.9
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1168.5 4197.2 16301.3 32439.2
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 704.86
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 718.88

@@ -12,19 +12,23 @@ ARCH = "sm_80"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 801.67 2563.6 9666.1 19140.6
-fwd_bf16_d64_varlen 1 br128_bc64_w4_s3_fa2_ptr 803.93
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 582.6
 fwd_bf16_d64_causal 1 br128_bc64_w4_s3_fa2_ptr_lpt 604.21 1492.9 5117.5 9849.7
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 833.15 1928.7 6441.7 12359.6
 fwd_bf16_d64_causal_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 705.32 924.77
 fwd_bf16_d64_causal_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 582.12 1550.3 5420.2 10547.2
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 840.75 1910.5 6234.0 11923.7
 fwd_bf16_d64_causal_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 746.48 1481.5 4711.0 17948.5
-fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 899.29 2039.7 3089.2 6483.6
+fwd_bf16_d64_causal_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 899.29 2039.7
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2840.9 5847.6
 fwd_bf16_d64_causal_window_sink 1 br128_bc64_w4_s3_fa2_ptr_lpt 636.93 1541.4 4036.2 4659.9
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 951.9 2064.5 5173.7 5946.5
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 867.76
-fwd_bf16_d64_causal_window_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1634.6 4511.8 11308.6
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr_lpt 947.93 2096.7 2222.2 2464.3
+fwd_bf16_d64_causal_window_sink_invariant 1 br64_bc64_w4_s1_ampere_ptr 626.48
+fwd_bf16_d64_causal_window_sink_invariant 1024 br128_bc64_w4_s3_fa2_ptr 2053.5 5118.6 5849.9
+fwd_bf16_d64_causal_window_sink_varlen 1 br128_bc64_w4_s3_fa2_ptr_lpt 787.61 1634.6
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr 4453.0 11139.8
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br128_bc64_w4_s3_fa2_ptr 943.84
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 2092.2
+fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1996.4 2178.4
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1479.2
 fwd_bf16_d96 1 br128_bc32_w4_s3_fa2_ptr 973.28 3523.4 13728.0 27334.4
 fwd_bf16_d96_causal 1 br128_bc32_w4_s3_fa2_ptr_lpt 712.08 1955.9 6899.9 13498.1
@@ -33,43 +37,55 @@ fwd_bf16_d128 1024 br128_bc128_w8_s1_ampere_ptr 2600.8 10028.3 19932.8
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 746.61 1728.1
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s1_ampere_ptr_lpt 5365.2 10210.4
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 912.81 1946.7 6136.7 11655.9
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 878.97 1671.5 5209.6 18526.2
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 785.1
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2178.0
-fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr 3089.2 6049.6
+fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 694.75 1611.2
+fwd_bf16_d128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 5142.9 18070.2
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 718.19 1699.2
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2324.6 4502.0
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5449.6 5449.6
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5114.8 11545.4
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2989.7
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2924.0
-fwd_bf16_d128_causal_window 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 753.24 1816.5 4648.5 5381.0
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 887.14 2078.4 5357.4 6247.9
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 771.15 1670.0 4733.2 11777.9
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 761.62 1919.9 2077.7 2391.5
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 4803.3 10823.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2103.3 2194.0
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 561.35 1646.5
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 4216.4 4902.6
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 465.63 1586.7 4625.9 5374.0
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 647.39
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc64_w4_s1_ampere_ptr 1535.7
+fwd_bf16_d128_causal_window_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 4319.7 10704.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 677.51 1551.3
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1612.4 1777.4
 fwd_bf16_d192v128_causal 1 br128_bc128_w8_s1_ampere_ptr_lpt 630.35 1372.7 4265.8 8044.1
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s2_fa2_ptr_lpt_rows 569.71
 fwd_bf16_d192v128_causal_invariant 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1257.2 4726.3 9268.7
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 500.56 1262.9 4603.3 17866.5
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 642.0 1646.6 2701.4 5781.8
+fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 500.56 1262.9
+fwd_bf16_d192v128_causal_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 3964.1 14907.6
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 549.4 1279.2
+fwd_bf16_d192v128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1827.4 3819.3
 fwd_bf16_d192 1 br64_bc64_w4_s1_ampere_ptr 698.15 2465.0 9533.9 18962.8
 fwd_bf16_d192_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 556.83
 fwd_bf16_d192_causal 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1471.5 5137.5 9902.7
 fwd_bf16_d256 1 br128_bc64_w8_s1_ampere_ptr 779.69 2736.0 10567.5 21009.9
 fwd_bf16_d256_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 629.85 1601.7 5358.6 10231.5
 fwd_bf16_d256_causal_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 545.82 1607.0 5781.9 11203.1
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 773.32 2004.7 7064.9 27436.6
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 806.81 2444.1 4329.5 9138.7
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 575.34 1540.5 5636.5 21897.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 621.23 1665.3
+fwd_bf16_d256_causal_varlen_paged 4096 br128_bc64_w8_s1_ampere_ptr_lpt 2478.5 5199.2
 fwd_bf16_d256_causal_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 715.85 2050.0 7212.2
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 774.09 1895.3 6541.0
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 851.05 2569.0 4557.0
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 701.67
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2147.0 5731.5 6617.5
-fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 1331.3 3003.6 7526.9 8695.2
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 636.53 1760.3 5473.0 13800.5
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 834.43 2383.0 2832.3 3215.1
-fwd_bf16_d256_causal_window_softcap 1 br128_bc32_w8_s3_fa2_ptr_lpt_rows 769.68 2155.5 5709.5
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 896.18 2286.7 6713.0
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 893.12
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2471.9 2776.6
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 677.47 1745.5 6238.4
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 702.7 1852.2
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br128_bc64_w8_s1_ampere_ptr_lpt 2963.8
+fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 574.5
+fwd_bf16_d256_causal_window 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1604.4 4085.2 4740.0
+fwd_bf16_d256_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 546.66 1584.7 4312.1 4965.2
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 573.14
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1534.9 4173.1 10402.4
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 607.86
+fwd_bf16_d256_causal_window_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1570.4 1618.6 1792.3
+fwd_bf16_d256_causal_window_softcap 1 br64_bc32_w4_s1_ampere_ptr_lpt 678.43
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2155.5
+fwd_bf16_d256_causal_window_softcap 4096 br128_bc64_w8_s1_ampere_ptr_lpt 5553.3
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 664.79
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br64_bc32_w4_s1_ampere_ptr 1760.5 5283.8
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 691.46 1916.8
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc64_w8_s1_ampere_ptr_lpt 2104.7
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3391.4 11661.1 44674.8 88765.7
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 456.68 1605.3 7503.8 25480.9
 fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 926.35

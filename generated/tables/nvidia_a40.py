@@ -12,68 +12,83 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 675.69 2134.6 7977.6 15768.5
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 537.68
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 468.12
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 511.15 1283.0 4381.4 8365.7
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 744.91 1637.5 5250.1 10045.8
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 550.96
-fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 682.87
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 468.64 682.87
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 506.09 1312.2 4528.0 8669.0
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 750.81 1621.4 5193.9 9862.5
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 466.49
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1210.6 3956.6 15129.0
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 689.99
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1545.2 2247.9 4634.6
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 542.63 1354.2 3518.1 4043.3
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 783.04 1699.5 4192.1 4818.4
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 539.16
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1304.4 3653.6 9106.1
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 696.52
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1658.8 1758.9 1949.8
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 466.49 1208.3
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3956.6 15129.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 586.4 1463.8
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2179.1 4504.3
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr_lpt 491.7
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr 1280.5 3255.7 3748.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 443.42 1482.4
+fwd_bf16_d64_causal_window_sink_invariant 4096 br128_bc64_w4_s3_fa2_ptr_lpt 4192.1 4818.4
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr 538.46 1277.8
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr 3569.9 8911.2
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 668.59
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc128_w8_s1_ampere_ptr_lpt 1579.9 1446.0 1598.7
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 967.37
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 943.41 3167.9 12069.4 23937.4
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 654.93 1845.3 6533.7 12634.1
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 715.95 2273.1 8530.9 16876.7
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 596.32 1382.2 4519.2 8577.0
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 876.83 1680.5 4871.5 9003.9
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 699.45 1342.6 4155.2 14732.0
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 648.89
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1902.1 2862.9 5731.2
+fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 505.73 1256.8
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 4155.2 14732.0
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 532.95 1336.7
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1926.2 3832.6
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4484.4 4484.4
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4167.7 9393.7
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2703.2
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2629.0
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 558.34 1445.6 3743.8 4326.6
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 761.74 1626.7 3972.5 4570.7
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 560.23 1273.2 3626.2 9041.5
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 709.35 1771.4
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1975.2
-fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2191.6
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 4074.7 9181.0
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1841.1 1879.6
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s1_ampere_ptr 489.68
+fwd_bf16_d128_causal_window 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1371.6
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 3585.7 4131.2
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 362.94 1242.7 3604.0 4217.6
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 529.27
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1273.2 3626.2 9041.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 545.63
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1308.4
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1353.1 1502.9
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 408.91 1097.7 3797.2 7226.6
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 418.54 1321.2 4906.1 9678.0
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 399.63 1085.8 4023.6 15551.2
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 484.53 1330.0 2298.4 4893.4
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 399.63
+fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1067.9 3503.4 13394.3
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 428.3
+fwd_bf16_d192v128_causal_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1081.7 1630.8 3449.9
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 618.63 2227.7 8666.2 17251.3
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 448.2
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1315.6 4488.3 8506.3
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 736.83 2635.2 10241.9 20384.6
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 504.98 1487.4 5287.0 10045.7
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 652.67 1659.0 5626.8 10917.3
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 543.42 1402.0 4911.8 18773.6
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 565.48 1661.8 3071.0 6270.3
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 531.12
+fwd_bf16_d256_causal_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1326.1 4506.6 17181.0
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 565.48
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1384.8 2214.4 4500.5
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 536.51 1589.3 5659.3
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 572.62 1475.0 5152.3
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 622.95 1858.9 3460.7
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 527.08 1474.4 3880.3 4491.8
-fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 567.79 1394.6 3963.4 9922.6
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 595.73
-fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1683.6 2098.2 2243.7
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 572.62 1475.0
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 5081.1
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 622.95
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1524.8 2492.4
+fwd_bf16_d256_causal_window 1 br128_bc32_w8_s1_ampere_ptr 513.3
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1474.4 3880.3 4491.8
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 648.9 1659.1 4376.1 5038.2
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 567.67
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1381.2 3906.3 9777.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc32_w8_s1_ampere_ptr_lpt 574.71 1345.8
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 1493.1
+fwd_bf16_d256_causal_window_varlen_paged 16384 br128_bc32_w8_s1_ampere_ptr_lpt 1601.9
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 551.32 1546.7 4074.2
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 594.14 1457.3 4141.2
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 649.58 1909.7
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2255.4
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 585.59
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1457.3 4141.2
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc32_w8_s1_ampere_ptr_lpt 643.54 1532.7 1757.8
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2716.9 9267.8 35372.8 70158.6
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 547.04 2002.2 9583.3 32460.7
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 677.83 2286.7 10646.6 35897.1
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 677.83
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 2102.9 9318.6 31094.9
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 642.75 2069.9 7791.9 15422.3
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 537.68
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 511.15 1283.0 4381.4 8365.7

@@ -12,45 +12,53 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1448.7 5023.4 19344.4 38467.3
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 828.95
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 728.36
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 840.16 2686.2
 fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 9910.7 19339.4
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1280.3 3203.8 11039.1 21136.5
 fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 817.72 1280.8
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 894.98 2691.1 9898.6 19327.5
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1367.7 3397.3 11604.2 22251.3
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 817.08
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2440.0
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 817.08 2408.6
 fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9036.9 35073.4
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 972.71
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2923.8 4414.3 9372.3
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 963.17 2751.7 7546.4 8746.6
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1431.4 3404.6 8780.1 10125.8
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 909.27
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2558.1 7690.0 19311.9
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 1109.5 2836.9 3137.4 3470.4
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 970.24 2506.0 3958.3 8343.0
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 884.4 2735.0
+fwd_bf16_d64_causal_window_sink 4096 br64_bc32_w4_s3_fa2_ptr_lpt 7546.4 8746.6
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 808.77 2937.2
+fwd_bf16_d64_causal_window_sink_invariant 4096 br64_bc64_w4_s1_ampere_ptr_lpt 8742.6
+fwd_bf16_d64_causal_window_sink_invariant 16384 br128_bc64_w4_s3_fa2_ptr_lpt 10125.8
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr 891.98 2458.8
+fwd_bf16_d64_causal_window_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 7690.0 19311.9
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 1025.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2809.3 3045.0
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br128_bc128_w8_s1_ampere_ptr_lpt 3337.8
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1572.8
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1931.4 6853.0 26550.4 52814.1
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1076.2 3466.7 12972.2 25400.9
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1469.4 5170.1 20009.8 39798.7
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1078.3 2934.8 10170.0 19804.4
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1481.1 3341.3 10518.7 20199.4
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1196.9 2756.5 9433.9 34176.7
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1074.4 3002.6 4921.4 9803.7
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 902.57 2571.4
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 9433.9 34176.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 947.87
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2568.3 4030.5 8077.0
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9611.7 9611.7
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8528.2 19360.9
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 4301.2
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 6526.5
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 924.28 2819.9 7804.0 9083.3
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1181.7 3168.7
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 8674.2 10051.3
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 936.33 2448.6 7530.1 18950.1
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1091.8 3734.0
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3203.5 3599.2
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3931.8
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr 4101.9
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s1_ampere_ptr 912.4
+fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2819.9 7804.0 9083.3
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 716.1 2665.3 7930.0 9287.6
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 909.64
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2448.6 7530.1 18950.1
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 934.8
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2591.3 2932.4 3223.3
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 779.79 2281.9 7970.4 15533.9
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 709.29 2366.2 8953.7 17807.4
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 671.45 1999.6 7583.7 29715.0
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 808.23 2437.3 4156.1 8853.4
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 671.45
+fwd_bf16_d192v128_causal_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 1992.7 7500.0 29291.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 747.75 2064.6 3418.2
+fwd_bf16_d192v128_causal_varlen_paged 16384 br128_bc64_w8_s1_ampere_ptr_lpt 7213.0
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1266.4 4777.2 18826.0 37558.1
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 843.74
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 2855.7 9798.1 19069.0
@@ -58,25 +66,38 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1500.4 5613.7 22083.3 44043.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 980.6 3074.0
 fwd_bf16_d256_causal 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 10784.6 21050.2
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1101.0 3198.3 11472.6 22626.7
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1005.0 2780.3 9961.5 38738.7
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1026.2
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3661.0 6270.3 13481.6
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 961.93 2735.3
+fwd_bf16_d256_causal_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 9794.7 38025.8
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 992.97 2772.7
+fwd_bf16_d256_causal_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 4431.4 9450.4
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1032.6 3210.7 11339.3
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1054.7 2934.5 10537.0
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1024.1 3425.9 6405.5
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1072.7
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3087.0 8365.0 9729.4
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1046.2
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2843.5 8470.0 21270.2
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1091.8 3746.4 4725.8 5239.8
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1067.3 3253.2 8831.0
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 1033.8
+fwd_bf16_d256_causal_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2934.5
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 10334.4
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1024.1
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br64_bc32_w4_s1_ampere_ptr_lpt 2988.8
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 4926.0
+fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 998.42
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3087.0
+fwd_bf16_d256_causal_window 4096 br64_bc64_w4_s1_ampere_ptr_lpt 8287.4 9644.1
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1098.9 3182.9 8758.7 10217.4
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 977.9
+fwd_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 2785.5
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc32_w8_s1_ampere_ptr 8353.2
+fwd_bf16_d256_causal_window_varlen 16384 br128_bc32_w8_s1_ampere_ptr_lpt 20997.3
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 1018.7
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2750.3 3047.1 3423.9
+fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 1047.1
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc32_w8_s1_ampere_ptr_lpt 3215.2 8656.6
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 997.84
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2961.0 8839.1
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1128.0
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3338.5 4054.2
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2961.0
+fwd_bf16_d256_causal_window_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr 8755.4
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 1087.0
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 3051.3 3624.2
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 4100.6 14301.2 55032.2 109332.1
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 787.22 2948.4 14300.1 48503.3
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 967.1 3366.8 15957.4 53931.8
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 967.1
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 3039.6 13803.2 46269.4
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1377.3 4942.5 19190.4 38186.5
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 828.95
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 840.16 2686.2

@@ -12,47 +12,54 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc32_w8_s2_fa2_ptr 1186.2 4117.0 15862.7 31544.5
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 695.46
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 611.48
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 710.08 2265.9
 fwd_bf16_d64_causal 4096 br64_bc32_w4_s3_fa2_ptr_lpt 8325.2 16165.1
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1075.7 2688.7 9271.7 18035.8
 fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 686.16 1081.5
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 751.89 2263.2 8289.2 16152.6
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1143.1 2861.4 9801.9 18951.0
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 685.56
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2050.7
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 685.56 2014.3
 fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 7563.1 29357.5
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 818.75
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br64_bc64_w4_s2_fa2_ptr 2491.8
-fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3751.3 7963.5
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 807.72 2305.7 6344.6 7312.2
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1211.3 2854.6 7402.6 8520.5
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 763.41
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2148.6 6443.9 16167.5
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 862.85
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2387.0 2663.5 2948.7
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 814.64 2108.5 3370.3 7166.7
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 745.63 2300.9
+fwd_bf16_d64_causal_window_sink 4096 br64_bc32_w4_s3_fa2_ptr_lpt 6344.6 7312.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 679.44 2468.6
+fwd_bf16_d64_causal_window_sink_invariant 4096 br64_bc64_w4_s1_ampere_ptr 7337.1
+fwd_bf16_d64_causal_window_sink_invariant 16384 br128_bc64_w4_s3_fa2_ptr_lpt 8520.5
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr 746.45 2067.8
+fwd_bf16_d64_causal_window_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 6443.9 16167.5
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr 862.27
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2354.4
+fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2559.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr_lpt 2818.8
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1326.7
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1608.0 5704.3 22098.5 43957.8
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 905.16 2916.1 11011.8 21493.4
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1196.0 4206.9 16280.4 32380.4
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 907.04 2475.5 8689.8 16710.8
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1247.3 2815.0 9019.3 17029.3
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1005.8 2321.7 7905.7 28623.7
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 903.89 2519.3 4227.1 8511.6
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 756.61 2165.9
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 7905.7 28623.7
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 799.47
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2167.4 3486.7 7040.8
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8196.4 8196.4
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 7129.8 16221.8
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3746.3
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 5430.0
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 779.45 2373.7 6571.2 7611.7
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 993.5 2668.4
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 7306.3 8451.7
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 788.48 2084.5 6310.7 15878.3
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 912.04 3128.2
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2690.4 2979.8
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3381.7
+fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr 3432.9
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 778.66
+fwd_bf16_d128_causal_window 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2373.7 6571.2 7611.7
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 603.33 2249.5 6674.1 7801.8
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 765.39
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2084.5 6310.7 15878.3
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 783.21
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 2170.0 2452.6 2731.5
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 660.82 1934.5 6898.0 13171.5
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 597.22 1993.6 7540.9 14936.4
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 564.39 1663.0 6370.1 24876.8
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 682.95 2047.2 3618.9 7823.9
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 564.39 1663.0
+fwd_bf16_d192v128_causal_varlen 4096 br64_bc32_w4_s1_ampere_ptr_lpt 6302.7 24520.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 626.4 1740.2 2972.8
+fwd_bf16_d192v128_causal_varlen_paged 16384 br128_bc64_w8_s1_ampere_ptr_lpt 6389.1
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1076.4 4058.9 15994.3 31908.2
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 721.67 2279.8
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 8489.1 16162.3
@@ -60,25 +67,37 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1230.4 4602.1 18102.1 36102.8
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 827.03 2592.5 9433.5
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 17914.0
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 928.33 2698.7 9681.3 18995.2
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 852.73 2355.8 8440.8 32475.6
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 857.75
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3104.2 5471.8 11898.6
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 810.21 2306.3
+fwd_bf16_d256_causal_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 8293.1 31875.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 835.84 2338.3
+fwd_bf16_d256_causal_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3823.0 8118.3
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 873.15 2722.6 9882.9
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 894.29 2486.6 8927.7
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 869.41 2872.9 5509.9
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 905.21
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2618.5 7094.4 8226.2
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 881.2 2454.1
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7108.8 17861.3
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 935.72 3157.6 4044.2 4306.4
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 899.93 2759.2 7488.3
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 870.86 2483.7
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 8752.7
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 869.41
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br64_bc32_w4_s1_ampere_ptr_lpt 2520.5
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 4246.2
+fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 842.3
+fwd_bf16_d256_causal_window 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2617.2 7022.2 8088.3
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 926.08 2685.0 7408.0 8557.9
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 823.04
+fwd_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 2349.1
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 7020.6 17631.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 857.93
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2318.3 2563.5
+fwd_bf16_d256_causal_window_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr 2833.8
+fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 889.29
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc32_w8_s1_ampere_ptr_lpt 2728.1 7344.5
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 839.0
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2508.3 7418.5
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 949.88 3239.5
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 3504.9
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2508.3
+fwd_bf16_d256_causal_window_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 7357.3
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 916.34
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 2580.1
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc32_w4_s1_ampere_ptr_lpt 3046.4
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3444.4 12019.4 46208.1 91802.8
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 669.31 2501.9 12046.8 40881.1
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 824.06 2857.8 13445.4 45430.6
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 824.06
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 2579.9 11626.2 38972.6
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1133.6 4071.6 15813.1 31467.6
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 695.46
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 710.08 2265.9

@@ -13,7 +13,7 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 1465.1
 fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 5083.2 19561.2 38876.6
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 845.0
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 749.24
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 854.13
 fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2736.0
 fwd_bf16_d64_causal 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9956.9 19411.7
@@ -22,61 +22,83 @@ fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 826.2 1297.4
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 898.4 2727.6
 fwd_bf16_d64_causal_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9968.3 19484.2
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1384.1 3444.0 11800.5 22766.6
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 836.31
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2489.1
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 836.31 2436.0
 fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 9217.0 35756.3
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 996.06
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2876.5 4218.9 8803.7
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 976.25 2804.8 7673.2 8911.2
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 1455.9 3428.6 8904.7 10333.5
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 913.71
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 2553.6 7778.2 19563.6
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 1153.4 2937.4 3195.8 3529.2
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 978.91 2541.0 4032.6 8503.6
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 901.72 2781.4
+fwd_bf16_d64_causal_window_sink 4096 br64_bc32_w4_s3_fa2_ptr_lpt 7673.2 8911.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 825.96
+fwd_bf16_d64_causal_window_sink_invariant 1024 br64_bc64_w4_s1_ampere_ptr 2907.6 8471.8 9913.1
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 913.71 2508.2
+fwd_bf16_d64_causal_window_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 7778.2 19563.6
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr 1080.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2855.5 3086.5 3381.9
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1594.1
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1956.8 6934.9 26858.9 53425.0
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1104.4 3507.3 13087.0 25688.1
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1476.6 5188.2 20071.3 39918.1
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1100.4 2964.4 10391.7 20292.1
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1506.0 3376.8 10794.4 20682.9
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1220.4 2792.6 9610.7 34860.9
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1051.2
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 3508.0 5492.9 10829.3
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 921.86 2568.7
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 9610.7 34860.9
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 966.98
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2604.0 4114.8 8210.1
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 9831.9 9831.9
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 8684.6 19722.6
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 4365.2 4515.3
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3750.5 3896.7
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 926.46 2833.7 7929.8 9206.7
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 1207.8 3211.8 8711.6
-fwd_bf16_d128_causal_window_invariant 16384 br128_bc64_w8_s3_fa2_ptr_lpt 10225.1
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 945.93 2474.7 7661.8 19286.5
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 1097.4 3736.2
-fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3216.8 3546.6
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 724.17 2688.5
+fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s1_ampere_ptr 8070.2
+fwd_bf16_d128_causal_window_invariant 16384 br128_bc64_w8_s1_ampere_ptr_lpt 9445.7
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 926.37
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2474.7 7661.8 19286.5
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 954.72
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 2648.2
+fwd_bf16_d128_causal_window_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 2941.6
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr 3235.8
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 785.95 2286.2 8146.5 15933.5
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 718.27 2394.3 9166.7 18181.6
 fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 676.94 2002.0 7710.2 30262.0
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 818.15 2347.9 3935.4 8397.9
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 762.11 2105.7 3454.7
+fwd_bf16_d192v128_causal_varlen_paged 16384 br128_bc64_w8_s1_ampere_ptr_lpt 7318.6
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 1289.9 4864.4 19168.6 38241.3
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 860.27 2761.2
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 10027.9 19554.0
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1491.7 5577.0 21934.0 43744.6
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 990.18 3048.7 11020.9 21588.8
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1115.6 3229.2 11754.3 23102.4
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1016.5 2797.2 10113.5 39456.6
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1035.2
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 3705.5 6234.0 13402.3
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 976.63 2766.6
+fwd_bf16_d256_causal_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 9944.6 38717.1
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 1009.5 2807.0
+fwd_bf16_d256_causal_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 4535.3 9564.4
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1034.9 3203.2 11586.3
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1065.8 2952.0 10697.0
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1049.4 3482.0 6322.0
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1021.9 3078.4 8518.6 9837.8
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1065.8
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2861.8 8580.9 21613.5
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1000.8 3067.2 3714.6 4035.5
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1070.2 3243.5 8991.7
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 1049.2
+fwd_bf16_d256_causal_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2952.0
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 10496.3
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1049.4
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 3008.3 4911.8
+fwd_bf16_d256_causal_window 1 br128_bc32_w8_s1_ampere_ptr 1008.5
+fwd_bf16_d256_causal_window 1024 br128_bc32_w8_s1_ampere_ptr_lpt 3077.0
+fwd_bf16_d256_causal_window 4096 br128_bc32_w8_s1_ampere_ptr 8492.4
+fwd_bf16_d256_causal_window 16384 br64_bc64_w4_s1_ampere_ptr_lpt 9802.5
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1112.7 3213.0 8969.4 10372.6
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 992.16
+fwd_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 2818.0
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 8470.3 21326.9
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1000.8
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 2782.8 3061.8 3378.0
+fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 1055.3
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc32_w8_s1_ampere_ptr_lpt 3205.3
+fwd_bf16_d256_causal_window_softcap 4096 br128_bc32_w8_s1_ampere_ptr 8804.4
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 1005.6
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2979.7 8953.3
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 1155.5 3910.6 4862.3
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2979.7
+fwd_bf16_d256_causal_window_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 8876.6
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 1102.2
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 3064.4 3560.6
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 4178.0 14565.2 56068.4 111417.4
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 787.58 2971.6 14562.5 49360.7
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 966.86 3383.0 16200.9 54667.8
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 966.86
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 3065.6 14028.3 46938.6
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1402.2 5002.4 19471.2 38768.5
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 845.0
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 854.13

@@ -13,7 +13,7 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 869.78
 fwd_bf16_d64 1024 br128_bc32_w8_s2_fa2_ptr 3014.6 11601.5 23069.7
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 508.22
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 452.27
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 547.38 1646.9 6044.5
 fwd_bf16_d64_causal 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11803.5
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 789.43 1972.8 6757.4 13145.7
@@ -21,16 +21,19 @@ fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 499.3 787.68
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 544.19 1647.6 6044.2
 fwd_bf16_d64_causal_sink 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11782.1
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 837.38 2082.1 7174.3 13852.8
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 508.78
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1501.6
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 508.78 1472.8
 fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 5528.4 21417.7
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 603.39
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1744.4 2568.8 5353.0
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 588.07 1691.2 4626.3 5311.2
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 888.13 2091.2 5391.8 6217.4
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 553.73
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1539.8 4670.0 11722.8
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 694.27 1768.0 1935.8 2089.4
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 589.04 1528.9 2444.6 5175.4
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 544.61
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr 1682.6
+fwd_bf16_d64_causal_window_sink 4096 br64_bc32_w4_s3_fa2_ptr_lpt 4626.3 5311.2
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 498.64
+fwd_bf16_d64_causal_window_sink_invariant 1024 br64_bc64_w4_s1_ampere_ptr 1760.8 5108.9 5952.2
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 553.73 1518.3
+fwd_bf16_d64_causal_window_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 4670.0 11722.8
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr 652.34
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1716.4 1863.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br128_bc128_w8_s1_ampere_ptr_lpt 2035.3
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 962.1
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1176.1 4162.8 16116.9 32055.9
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 670.92 2137.7 8009.1 15632.5
@@ -43,17 +46,19 @@ fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 584.69
 fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1570.5 2510.8 5111.1
 fwd_bf16_d128_causal_chunk 4096 br64_bc64_w4_s1_ampere_ptr_lpt 5843.6 5843.6
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5196.1 11835.7
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2687.6 2747.7
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 2315.2 2365.1
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 562.78 1712.5 4786.6 5525.5
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 729.44 1951.8
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5325.6 6123.6
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 569.54 1506.8 4594.8 11569.9
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 666.6 2256.6 2784.6
-fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2192.6
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 441.35 1638.3 4872.0 5663.6
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 564.15
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1506.8 4594.8 11569.9
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 577.89
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 1604.3 1769.1
+fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr_lpt 1959.9
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 480.96 1408.9 4995.3 9562.9
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 436.26 1453.0 5491.2 10907.2
 fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 415.56 1226.9 4638.6 18124.4
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 498.7 1441.4 2460.3 5128.8
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 461.02 1280.2 2141.7
+fwd_bf16_d192v128_causal_varlen_paged 16384 br128_bc64_w8_s1_ampere_ptr_lpt 4432.0
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 774.96 2919.2 11500.0 22941.1
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 522.31 1681.1
 fwd_bf16_d192_causal 4096 br128_bc64_w8_s1_ampere_ptr_lpt 6145.0 11736.0
@@ -61,24 +66,39 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 898.3 3355.2 13192.6 26309.6
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 602.27
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1887.9 6792.4 12993.0
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 677.45 1967.1 7041.9 13870.1
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 621.21 1710.3 6116.5 23692.5
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 635.19
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2267.3 4036.6 8464.3
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 593.26 1680.4
+fwd_bf16_d256_causal_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 6013.9 23252.5
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 612.6 1704.7
+fwd_bf16_d256_causal_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 2726.6 5742.9
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 634.33 1982.8 7141.1
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 651.54 1805.2 6469.2
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 640.85 2126.5 4063.4
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 626.0 1906.0 5162.9 5891.5
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 646.65
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1750.2 5188.9 13022.0
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 609.8 1862.2 2323.5 2558.4
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 655.61 2008.7 5450.3
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 637.32
+fwd_bf16_d256_causal_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1805.2
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 6346.4
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 640.85
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br64_bc32_w4_s1_ampere_ptr_lpt 1836.7
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 3028.4
+fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 612.87
+fwd_bf16_d256_causal_window 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1904.5 5125.2 5865.3
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 675.72 1956.4 5408.2 6205.0
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 602.63
+fwd_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 1711.4
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc32_w8_s1_ampere_ptr 5113.7
+fwd_bf16_d256_causal_window_varlen 16384 br128_bc32_w8_s1_ampere_ptr_lpt 12852.6
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 609.8
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1689.8
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr 1856.4
+fwd_bf16_d256_causal_window_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr_lpt 2096.1
+fwd_bf16_d256_causal_window_softcap 1 br64_bc16_w4_s2_fa2_ptr_rows 648.77
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1984.2 5341.9
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 617.63
-fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1821.5 5412.8
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 710.15 2418.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2380.4
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1821.5
+fwd_bf16_d256_causal_window_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr 5359.1
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 669.04
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1881.2 2120.1
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2519.1 8789.7 33770.1 67148.0
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 490.08 1830.1 8838.6 29986.3
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 601.01 2083.4 9822.3 33203.0
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 601.01
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 1886.7 8506.2 28514.8
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 832.45 2966.7 11544.2 22984.1
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 508.22
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 547.38 1646.9 6044.5

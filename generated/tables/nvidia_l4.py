@@ -15,19 +15,21 @@ fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 1007.6 2634.2 9846.1 19462.5
 fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1072.4
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1008.5 1562.3 5351.1 10332.7
 fwd_bf16_d64_causal_invariant 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1993.4 6398.2 12227.4
-fwd_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 1074.8
-fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 1100.7
+fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 1074.1 1099.5
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 623.45 1612.8 5562.2 10739.6
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 923.75 1993.8 6359.0 12053.2
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 684.85
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1483.0 4866.9 18679.0
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 895.81
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1910.2 2735.8 5722.7
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 694.33 1676.8 4303.8 4978.0
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 963.39 2070.3 5136.1 5869.7
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 742.58 1601.1 4497.7 11210.0
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 857.01
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 2045.0 2149.6 2387.0
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 609.82 1481.7
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 4866.9 18679.0
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 728.04 1816.0
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2724.0 5654.2
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 599.83
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr 1569.1 4014.0 4582.5
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 574.28 1841.9
+fwd_bf16_d64_causal_window_sink_invariant 4096 br128_bc64_w4_s3_fa2_ptr_lpt 5136.1 5869.7
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr 658.39 1559.5
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr 4367.5 10932.1
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr 831.83
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc128_w8_s1_ampere_ptr_lpt 1955.1 1786.8 1970.2
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1183.5
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 1183.1 3947.0 15015.1 29776.1
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 989.84 2239.7 7973.9 15512.7
@@ -35,48 +37,59 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 1010.7 2794.1 10479.9 20730.4
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1015.2 1684.9 5509.1 10523.7
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 1077.1 2050.1 5947.5 11063.1
 fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 673.53
-fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1647.7 5117.0 18174.1
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 802.27
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 2338.4 3450.6 6846.3
+fwd_bf16_d128_causal_varlen 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1484.0
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 5117.0 18174.1
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 673.35 1569.6
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2310.2 4563.6
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 5567.0 5567.0
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 5130.4 11578.2
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 3218.7 3353.2
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 681.16 1753.2 4578.4 5275.6
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 934.92 1987.4 4849.8 5564.5
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 1211.6
-fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1554.9 4465.8 11144.8
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 878.79 2185.3
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2417.9
-fwd_bf16_d128_causal_window_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2599.0
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 5018.2 11312.8
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2190.0 2278.9
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 631.92 1717.3
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 4374.2 5027.2
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 631.55
+fwd_bf16_d128_causal_window_invariant 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1511.7 4403.9 5127.3
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 672.76 1535.9
+fwd_bf16_d128_causal_window_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 4465.8 11144.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr 673.73
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1610.7
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1652.1 1848.6
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 799.37 1334.2 4581.9 8817.2
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 786.93 1629.6 6079.0 12056.6
 fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 838.0
-fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 1334.8 4922.3 19178.1
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 841.29 1633.7 2762.1 5796.2
+fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1302.8 4299.7 16504.3
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 839.51
+fwd_bf16_d192v128_causal_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1316.3 1949.8 4060.9
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 953.65 2730.0 10623.3 21147.9
 fwd_bf16_d192_causal 1 br128_bc64_w8_s1_ampere_ptr_lpt 958.41 1590.9 5410.7 10380.1
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 1007.5 3113.1 12096.2 24074.8
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1021.8 1786.1 6319.4 12207.6
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 1007.0 2038.6 6967.8 13597.5
-fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 810.08
-fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1700.3 5961.1 23114.9
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.94 2048.8 3628.7 7707.6
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 808.1
+fwd_bf16_d256_causal_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1612.6 5491.9 21202.2
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 806.76
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1681.0 2555.0 5487.0
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 768.52 1908.6 6764.6
 fwd_bf16_d256_causal_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 813.54
-fwd_bf16_d256_causal_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1788.2 6255.1
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 810.48 2443.7 4358.1
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 769.08 1773.3 4693.4 5390.7
+fwd_bf16_d256_causal_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1788.2
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 6194.6
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 810.48
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1842.7 2868.6
+fwd_bf16_d256_causal_window 1 br64_bc16_w4_s2_fa2_ptr_rows 762.77
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1773.3 4693.4 5390.7
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 796.27 2033.5 5386.2 6216.3
 fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 804.61
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1689.5 4863.0 12177.2
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 810.0 2129.2 2504.6 2868.0
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1675.6 4791.0 11994.7
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 806.5
+fwd_bf16_d256_causal_window_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1628.6 1757.1 1975.5
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 769.9 1860.0 4928.1
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 810.55
 fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1766.0 5083.0
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 809.93
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2330.9 2589.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1859.7 2023.8
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 3344.9 11400.7 43570.3 86477.3
-fwd_bf16_d512_causal_varlen 1 br32_bc32_w8_s2_fa2_ptr 770.07 2633.7 12436.8 42001.3
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 817.03 2768.1 13029.9 43983.1
+fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 659.86 2434.0 11778.5 39953.2
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 817.03
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 2562.3 11415.9 38129.6
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 1010.3 2552.1 9604.2 19008.6
 fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 1072.4
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 1008.5 1562.3 5351.1 10332.7

@@ -13,23 +13,27 @@ ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br128_bc64_w4_s3_fa2_ptr 474.97 1652.8 6372.0
 fwd_bf16_d64 16384 br64_bc32_w4_s3_fa2_ptr 12636.8
-fwd_bf16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 376.38
+fwd_bf16_d64_varlen 1 br128_bc64_w8_s1_ampere_ptr 376.07
 fwd_bf16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 356.72 904.18 3331.7 6495.5
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 438.13 1098.0 3755.5 7304.1
 fwd_bf16_d64_causal_varlen 1 br64_bc64_w4_s2_fa2_ptr 377.63
-fwd_bf16_d64_causal_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 456.45
+fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 433.92
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 298.01 908.85 3331.5 6495.0
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 464.7 1157.3 3986.0 7606.9
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 280.58
-fwd_bf16_d64_causal_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 820.37 3016.6
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 280.58 809.56
+fwd_bf16_d64_causal_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 3016.6
 fwd_bf16_d64_causal_sink_varlen 16384 br128_bc64_w4_s3_fa2_ptr_lpt 11570.0
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 332.95
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 959.04 1504.7 3066.5
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 324.12 928.15 2533.2 2915.1
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 485.11 1149.6 2966.7 3395.6
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 305.64
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 842.88 2528.8 6349.9
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 381.81 980.44 1074.9 1170.7
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 323.74 839.4 1337.9 2788.7
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 302.15
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr_lpt 928.15 2533.2 2915.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 274.27
+fwd_bf16_d64_causal_window_sink_invariant 1024 br64_bc64_w4_s1_ampere_ptr 961.48 2775.5 3236.8
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 305.64 828.62
+fwd_bf16_d64_causal_window_sink_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt 2528.8 6349.9
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 359.75
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 936.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1018.7
+fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr_lpt 1108.1
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 529.98
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 632.38 2237.8 8663.3 17230.7
 fwd_bf16_d96_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 371.84 1196.7 4432.5 8776.1
@@ -37,23 +41,24 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 491.24 1721.0 6652.4 13228.2
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 358.44
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 1008.3 3537.3 6705.9
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 503.61 1145.4 3670.4 6811.2
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 405.95 940.27 3181.1 11311.3
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 353.91
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1180.8 1922.7 3872.1
+fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 307.81 861.19
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 3181.1 11311.3
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 319.91
+fwd_bf16_d128_causal_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 870.36 1440.3 2949.9
 fwd_bf16_d128_causal_chunk 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 3331.8 3331.8
 fwd_bf16_d128_causal_chunk_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 2848.2 6418.6
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1580.6 1522.2
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 1364.3 1316.5
 fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 308.05 964.81 2615.7 3028.4
-fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s2_fa2_ptr_rows 403.53 1079.7
-fwd_bf16_d128_causal_window_invariant 4096 br128_bc64_w8_s3_fa2_ptr_lpt 2922.5 3354.6
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 315.57 823.53 2494.5 6283.8
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 368.31
-fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 938.22 1072.8 1249.8
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 245.56 916.76 2662.0 3111.5
+fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 310.61
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 823.53 2494.5 6283.8
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 318.83
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr 885.22 964.73 1057.0
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 298.12 802.3 2861.6 5310.3
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 279.3 808.33 3024.5 5888.3
-fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 308.42
-fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 688.76 2602.8 9837.9
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 300.06 810.92 1443.1 3117.7
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 300.28 688.76 2602.8 9837.9
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 300.06
+fwd_bf16_d192v128_causal_varlen_paged 1024 br64_bc32_w4_s1_ampere_ptr_lpt 714.05 1244.2 2660.8
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 459.83 1728.8 6806.7 13577.4
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 339.97
 fwd_bf16_d192_causal 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 933.71
@@ -63,23 +68,36 @@ fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 517.68 1930.1 7585.6 15126.2
 fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 361.44 1058.0 3784.3
 fwd_bf16_d256_causal 16384 br128_bc16_w8_s3_fa2_ptr_lpt_rows 7230.4
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 377.76 1098.3 3877.6 7478.4
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 349.94 981.2 3522.4 12923.2
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 364.61
-fwd_bf16_d256_causal_varlen_paged 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1302.6 2269.0 4563.6
+fwd_bf16_d256_causal_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 328.59 932.78
+fwd_bf16_d256_causal_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 3462.5 12681.0
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 339.26 946.61
+fwd_bf16_d256_causal_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 1593.8 3308.5
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 362.56 1146.3 4149.8
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 367.32 1035.5 3725.9
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 367.01 1198.4 2271.3
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 369.96
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1102.8 2897.7 3317.6
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 357.96 993.54
-fwd_bf16_d256_causal_window_varlen 4096 br128_bc16_w8_s3_fa2_ptr_lpt_rows 2864.0 7134.5
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 345.1 1069.6 1258.8 1561.3
-fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 376.06 1162.0 3059.0
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 377.67 1045.2 2988.8
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 405.16 1393.4 1603.2
+fwd_bf16_d256_causal_softcap_varlen 1 br64_bc32_w4_s1_ampere_ptr_lpt 352.95 1004.6
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 3653.4
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 362.01 1019.7
+fwd_bf16_d256_causal_softcap_varlen_paged 4096 br128_bc32_w8_s1_ampere_ptr_lpt 1767.3
+fwd_bf16_d256_causal_window 1 br64_bc32_w4_s1_ampere_ptr_lpt 343.21
+fwd_bf16_d256_causal_window 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1066.7 2793.0 3233.7
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 376.71 1092.9 2946.5 3418.0
+fwd_bf16_d256_causal_window_varlen 1 br64_bc32_w4_s1_ampere_ptr 333.39
+fwd_bf16_d256_causal_window_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 950.15
+fwd_bf16_d256_causal_window_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 2825.7 7043.5
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 345.1
+fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 937.77
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr 1025.5 1188.1
+fwd_bf16_d256_causal_window_softcap 1 br64_bc32_w4_s1_ampere_ptr_lpt 373.1
+fwd_bf16_d256_causal_window_softcap 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1148.2 2997.1
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 355.53
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br64_bc32_w4_s1_ampere_ptr_lpt 1036.2
+fwd_bf16_d256_causal_window_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 2960.9
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 370.42
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br64_bc32_w4_s1_ampere_ptr_lpt 1066.5
+fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc32_w4_s1_ampere_ptr 1220.0
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1383.3 4829.4 18520.1 36761.0
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 284.48 1043.6 4912.3 16696.7
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 348.35 1185.0 5453.1 18464.1
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 348.35
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 1073.4 4723.0 15861.8
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 456.06 1617.3 6285.5 12510.9
 fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 376.38
 fwd_fp16_d64_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt 356.72 904.18 3331.7 6495.5

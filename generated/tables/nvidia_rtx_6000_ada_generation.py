@@ -19,17 +19,18 @@ fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 339.4 348.15
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 212.83
 fwd_bf16_d64_causal_sink 1024 br128_bc64_w4_s3_fa2_ptr_lpt 544.19 1888.0 3603.8
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 315.2 687.47 2209.9 4174.9
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 233.48
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 198.05
 fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 511.29 1654.7 6245.6
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 306.24
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 656.96 989.49 2008.9
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 236.99 574.18
-fwd_bf16_d64_causal_window_sink 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1444.2 1648.9
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 328.36 719.63 1749.5 2007.8
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 253.29 542.89 1507.9 3755.9
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 293.81
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 704.14 762.75
-fwd_bf16_d64_causal_window_sink_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_lpt 858.47
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 249.15 622.58
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 918.22 1905.6
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr 207.0
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr 541.13 1364.0 1559.9
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 190.3 629.94
+fwd_bf16_d64_causal_window_sink_invariant 4096 br128_bc64_w4_s3_fa2_ptr_lpt 1749.5 2007.8
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr 226.05 539.81
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr 1471.8 3666.2
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr 285.88
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc128_w8_s1_ampere_ptr_lpt 663.53 606.34 693.45
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 405.93
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 393.97 1311.6 4988.9 9891.9
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 313.86 769.12 2736.3 5360.9
@@ -37,23 +38,28 @@ fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 321.49 950.07 3558.3 7036.5
 fwd_bf16_d128_causal 1 br64_bc32_w4_s2_fa2_ptr_rows 321.22
 fwd_bf16_d128_causal 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 587.52 1922.0 3586.8
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 369.37 712.69 2068.9 3739.2
-fwd_bf16_d128_causal_varlen 1 br64_bc32_w4_s2_fa2_ptr_rows 232.93
-fwd_bf16_d128_causal_varlen 1024 br128_bc64_w8_s3_s_ahead_ptr_lpt 568.77 1740.6 6088.1
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 276.43
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 807.81 1247.8 2495.3
+fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 214.95 512.9
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 1740.6 6088.1
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 219.69 538.67
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 834.26 1655.4
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1910.9 1910.9
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 1750.7 3896.3
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1190.4 1176.9
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 233.85 611.22 1567.3 1800.4
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 321.12 691.27 1661.8 1897.0
-fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s3_fa2_ptr_lpt_rows 409.93
-fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 532.99 1506.0 3736.6
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 302.83 754.53 823.69 951.85
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1710.7 3807.1
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 811.37 796.44
+fwd_bf16_d128_causal_window 1 br64_bc64_w4_s1_ampere_ptr_lpt 213.65 596.42
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1500.1 1713.7
+fwd_bf16_d128_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 201.12
+fwd_bf16_d128_causal_window_invariant 1024 br128_bc64_w8_s1_ampere_ptr_lpt 528.88 1504.8 1754.1
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 217.04 528.44
+fwd_bf16_d128_causal_window_varlen 4096 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1506.0 3736.6
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr 228.38
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 552.32 593.44
+fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s1_ampere_ptr_lpt 671.18
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 263.99 478.76 1650.3 3042.9
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 250.83 566.23 2081.9 4047.6
 fwd_bf16_d192v128_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 267.29
-fwd_bf16_d192v128_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt_rows 474.86 1732.9 6437.6
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 270.27 577.7 1010.5 2185.9
+fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s1_ampere_ptr_lpt 459.3 1510.1 5541.0
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 269.19
+fwd_bf16_d192v128_causal_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 464.1 730.07 1552.5
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 308.96 968.57 3763.3 7489.7
 fwd_bf16_d192_causal 1 br64_bc64_w4_s1_ampere_ptr_lpt 301.96
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 569.63 1943.0 3570.3
@@ -62,26 +68,29 @@ fwd_bf16_d256_causal 1 br64_bc32_w4_s1_ampere_ptr_lpt 324.31
 fwd_bf16_d256_causal 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 652.9 2319.9 4229.2
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 321.34 712.27 2377.1 4556.4
 fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.32
-fwd_bf16_d256_causal_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 610.94 2135.9 7804.5
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 262.59 733.27 1383.4 2790.6
+fwd_bf16_d256_causal_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 577.69 1965.4 7154.7
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 261.68
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 601.08 955.08 1903.3
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 252.42 697.62 2483.5
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 263.96 642.22 2240.8
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 281.99 871.89 1623.1
-fwd_bf16_d256_causal_window 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 263.69
-fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 647.9 1658.6 1898.8
-fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 267.12
-fwd_bf16_d256_causal_window_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 606.61 1666.6 4142.5
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 265.54 762.62
-fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc16_w4_s3_fa2_ptr_lpt_rows 847.15 1080.9
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 263.96 642.22
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 2215.7
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc32_w8_s1_ampere_ptr_lpt 271.16 662.48 1071.2
+fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 250.6 647.9 1658.6 1898.8
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 276.56 710.39 1834.5 2122.9
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 261.86
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 600.26 1640.9 4082.4
+fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 262.65
+fwd_bf16_d256_causal_window_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 583.88
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 643.05
+fwd_bf16_d256_causal_window_varlen_paged 16384 br64_bc64_w4_s1_ampere_ptr 742.4
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 333.84 679.57 1741.6
 fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 262.68
 fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 634.14 1741.9
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 283.6
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1024 br128_bc32_w8_s3_fa2_ptr_lpt_rows 837.48
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br64_bc16_w4_s2_fa2_ptr_rows 972.47
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc32_w8_s1_ampere_ptr_lpt 274.67 668.32 773.36
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 1140.8 3891.0 14823.5 29387.1
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 242.56 873.62 4088.2 13878.2
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 298.53 990.26 4511.1 15254.5
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 298.53
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 917.58 3962.2 13250.5
 fwd_fp16_d64 1 br128_bc64_w4_s3_fa2_ptr 318.35
 fwd_fp16_d64 1024 br128_bc32_w8_s4_fa2_ptr 859.21 3226.1 6382.2
 fwd_fp16_d64_varlen 1 br64_bc64_w4_s2_fa2_ptr 338.26

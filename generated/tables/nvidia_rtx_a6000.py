@@ -12,69 +12,84 @@ ARCH = "sm_86"
 ROWS = {
     "estimated": """
 fwd_bf16_d64 1 br64_bc32_w4_s3_fa2_ptr 653.27 2063.6 7711.8 15243.0
-fwd_bf16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 519.86
+fwd_bf16_d64_varlen 1 br64_bc32_w4_s1_ampere_ptr 424.8
 fwd_bf16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 434.8
 fwd_bf16_d64_causal 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1240.4 4235.4 8086.9
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 720.18 1583.0 5075.2 9711.1
-fwd_bf16_d64_causal_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt 532.7
-fwd_bf16_d64_causal_varlen 1024 br64_bc16_w4_s3_fa2_ptr_lpt 660.21
+fwd_bf16_d64_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 449.66 660.21
 fwd_bf16_d64_causal_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 489.32 1268.6 4377.1 8380.1
 fwd_bf16_d64_causal_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 725.89 1567.5 5020.8 9533.8
-fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 451.04
-fwd_bf16_d64_causal_sink_varlen 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1170.3 3824.8 14624.8
-fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc64_w4_s2_fa2_ptr 667.09
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1493.8 2173.1 4480.2
-fwd_bf16_d64_causal_window_sink 1 br64_bc32_w4_s3_fa2_ptr_lpt 524.64 1309.1 3401.0 3908.7
-fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w4_s3_fa2_ptr_lpt 757.04 1643.0 4052.5 4657.9
-fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 521.29
-fwd_bf16_d64_causal_window_sink_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt 1261.1 3531.9 8802.7
-fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt 673.41
-fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc64_w4_s3_fa2_ptr_lpt 1603.7 1700.4 1884.9
+fwd_bf16_d64_causal_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt 451.04 1168.1
+fwd_bf16_d64_causal_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr_lpt 3824.8 14624.8
+fwd_bf16_d64_causal_sink_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 566.95 1415.1
+fwd_bf16_d64_causal_sink_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 2106.5 4354.3
+fwd_bf16_d64_causal_window_sink 1 br64_bc16_w4_s3_fa2_ptr_lpt 475.41
+fwd_bf16_d64_causal_window_sink 1024 br64_bc32_w4_s3_fa2_ptr 1237.9 3147.3 3624.1
+fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 428.74 1433.1
+fwd_bf16_d64_causal_window_sink_invariant 4096 br128_bc64_w4_s3_fa2_ptr_lpt 4052.5 4657.9
+fwd_bf16_d64_causal_window_sink_varlen 1 br64_bc16_w4_s3_fa2_ptr 520.61 1235.3
+fwd_bf16_d64_causal_window_sink_varlen 4096 br128_bc64_w4_s3_fa2_ptr 3451.1 8614.3
+fwd_bf16_d64_causal_window_sink_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt 646.4
+fwd_bf16_d64_causal_window_sink_varlen_paged 1024 br128_bc128_w8_s1_ampere_ptr_lpt 1527.3 1397.9 1545.5
 fwd_bf16_d64_causal_dropout 1024 br64_bc32_w4_s3_fa2_ptr_lpt 935.22
 fwd_bf16_d96 1 br64_bc32_w4_s3_fa2_ptr_rows 912.06 3062.4 11667.2 23139.6
 fwd_bf16_d96_causal 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 633.2 1783.8 6316.0 12213.1
 fwd_bf16_d128 1 br128_bc64_w8_s3_s_ahead_ptr 692.19 2197.5 8246.6 16314.2
 fwd_bf16_d128_causal 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 576.54 1336.2 4368.7 8291.2
 fwd_bf16_d128_causal_invariant 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 847.71 1624.5 4709.2 8703.9
-fwd_bf16_d128_causal_varlen 1 br128_bc64_w8_s3_s_ahead_ptr_lpt 676.23 1298.0 4016.8 14241.0
-fwd_bf16_d128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_rows 627.36
-fwd_bf16_d128_causal_varlen_paged 1024 br128_bc128_w8_s2_fa2_ptr_lpt 1838.8 2767.5 5540.2
+fwd_bf16_d128_causal_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 488.97 1215.0
+fwd_bf16_d128_causal_varlen 4096 br128_bc64_w8_s3_s_ahead_ptr_lpt 4016.8 14241.0
+fwd_bf16_d128_causal_varlen_paged 1 br64_bc64_w4_s1_ampere_ptr_lpt 515.29 1292.2
+fwd_bf16_d128_causal_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1862.1 3705.0
 fwd_bf16_d128_causal_chunk 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4335.0 4335.0
-fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc64_w8_s3_fa2_ptr_lpt 4028.8 9080.7
-fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 2613.2
-fwd_bf16_d128_causal_chunk_varlen_paged 16384 br64_bc32_w4_s3_fa2_ptr_rows 2541.4
-fwd_bf16_d128_causal_window 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 539.83 1397.5 3619.1 4182.5
-fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s3_fa2_ptr_lpt 736.45 1572.6 3840.1 4418.4
-fwd_bf16_d128_causal_window_varlen 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 541.66 1230.9 3505.4 8740.2
-fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 685.8 1712.5
-fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s2_fa2_ptr_lpt 1909.4
-fwd_bf16_d128_causal_window_varlen_paged 16384 br128_bc128_w8_s2_fa2_ptr 2118.6
+fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s1_ampere_ptr_lpt 3939.0 8875.1
+fwd_bf16_d128_causal_chunk_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1779.8 1817.0
+fwd_bf16_d128_causal_window 1 br64_bc32_w4_s1_ampere_ptr 473.46
+fwd_bf16_d128_causal_window 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1326.0
+fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s1_ampere_ptr_lpt 3466.3 3993.6
+fwd_bf16_d128_causal_window_invariant 1 br128_bc64_w8_s1_ampere_ptr_lpt 350.94 1201.4 3484.0 4077.1
+fwd_bf16_d128_causal_window_varlen 1 br64_bc64_w4_s1_ampere_ptr_lpt 511.73
+fwd_bf16_d128_causal_window_varlen 1024 br64_bc32_w4_s3_fa2_ptr_lpt_rows 1230.9 3505.4 8740.2
+fwd_bf16_d128_causal_window_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr 527.54
+fwd_bf16_d128_causal_window_varlen_paged 1024 br64_bc64_w4_s1_ampere_ptr_lpt 1264.9
+fwd_bf16_d128_causal_window_varlen_paged 4096 br128_bc128_w8_s1_ampere_ptr_lpt 1308.1 1452.9
 fwd_bf16_d192v128_causal 1 br128_bc32_w8_s1_ampere_ptr_lpt 395.38 1061.2 3670.7 6985.8
 fwd_bf16_d192v128_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 404.69 1277.3 4742.7 9355.5
-fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 386.41 1049.7 3889.6 15032.9
-fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s3_fa2_ptr_lpt_rows 468.48 1285.8 2221.9 4730.4
+fwd_bf16_d192v128_causal_varlen 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 386.41
+fwd_bf16_d192v128_causal_varlen 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1032.4 3386.7 12947.9
+fwd_bf16_d192v128_causal_varlen_paged 1 br64_bc32_w4_s1_ampere_ptr_lpt 414.12
+fwd_bf16_d192v128_causal_varlen_paged 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1045.7 1576.6 3335.0
 fwd_bf16_d192 1 br128_bc64_w8_s1_ampere_ptr 598.11 2153.5 8377.4 16676.4
 fwd_bf16_d192_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 433.36
 fwd_bf16_d192_causal 1024 br128_bc64_w8_s1_ampere_ptr_lpt 1271.9 4338.8 8222.8
 fwd_bf16_d256 1 br128_bc16_w8_s3_fa2_ptr_rows 712.37 2547.5 9900.6 19705.3
 fwd_bf16_d256_causal 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 488.24 1437.9 5110.9 9711.0
 fwd_bf16_d256_causal_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 631.01 1603.8 5439.3 10553.4
-fwd_bf16_d256_causal_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 525.41 1355.3 4748.1 18147.9
-fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 546.73 1606.5 2968.7 6061.4
+fwd_bf16_d256_causal_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 513.52
+fwd_bf16_d256_causal_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1282.0 4356.5 16608.4
+fwd_bf16_d256_causal_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 546.73
+fwd_bf16_d256_causal_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1338.8 2140.7 4350.6
 fwd_bf16_d256_causal_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 518.73 1536.4 5470.8
-fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.64 1425.9 4980.7
-fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 602.28 1797.0 3345.5
-fwd_bf16_d256_causal_window 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 509.61 1425.3 3751.0 4342.1
-fwd_bf16_d256_causal_window_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 548.97 1348.2 3831.4 9591.9
-fwd_bf16_d256_causal_window_varlen_paged 1 br64_bc16_w4_s3_fa2_ptr_lpt_rows 575.98
-fwd_bf16_d256_causal_window_varlen_paged 1024 br64_bc16_w4_s2_fa2_ptr_rows 1627.6 2028.4 2169.1
+fwd_bf16_d256_causal_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 553.64 1425.9
+fwd_bf16_d256_causal_softcap_varlen 4096 br128_bc32_w8_s1_ampere_ptr_lpt 4911.8
+fwd_bf16_d256_causal_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 602.28
+fwd_bf16_d256_causal_softcap_varlen_paged 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1474.1 2409.4
+fwd_bf16_d256_causal_window 1 br128_bc32_w8_s1_ampere_ptr 496.29
+fwd_bf16_d256_causal_window 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1425.3 3751.0 4342.1
+fwd_bf16_d256_causal_window_invariant 1 br64_bc64_w4_s1_ampere_ptr_lpt 627.37 1603.9 4230.3 4870.4
+fwd_bf16_d256_causal_window_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 548.85
+fwd_bf16_d256_causal_window_varlen 1024 br128_bc32_w8_s1_ampere_ptr_lpt 1335.3 3776.2 9451.8
+fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc32_w8_s1_ampere_ptr_lpt 555.65 1301.0
+fwd_bf16_d256_causal_window_varlen_paged 4096 br64_bc64_w4_s1_ampere_ptr_lpt 1443.5
+fwd_bf16_d256_causal_window_varlen_paged 16384 br128_bc32_w8_s1_ampere_ptr_lpt 1548.6
 fwd_bf16_d256_causal_window_softcap 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 533.04 1495.3 3938.5
-fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc16_w8_s3_fa2_ptr_lpt_rows 574.44 1408.8 4003.3
-fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br64_bc16_w4_s2_fa2_ptr_rows 628.03 1846.1
-fwd_bf16_d256_causal_window_softcap_varlen_paged 4096 br128_bc32_w8_s3_fa2_ptr_lpt_rows 2180.3
+fwd_bf16_d256_causal_window_softcap_varlen 1 br64_bc16_w4_s2_fa2_ptr_rows 566.17
+fwd_bf16_d256_causal_window_softcap_varlen 1024 br128_bc16_w8_s3_fa2_ptr_lpt_rows 1408.8 4003.3
+fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc32_w8_s1_ampere_ptr_lpt 622.19 1481.7 1699.3
 fwd_bf16_d512_causal 1 br32_bc32_w8_s2_fa2_ptr 2626.5 8959.0 34193.8 67820.1
 fwd_bf16_d512_causal_varlen 1 br32_bc32_w4_s1_fa2_ptr 528.91 1935.6 9263.9 31378.8
-fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 655.33 2210.6 10291.8 34700.7
+fwd_bf16_d512_causal_varlen_paged 1 br32_bc32_w8_s3_fa2_ptr 655.33
+fwd_bf16_d512_causal_varlen_paged 1024 br32_bc32_w4_s2_fa2_ptr 2032.9 9008.1 30058.5
 fwd_fp16_d64 1 br128_bc32_w8_s4_fa2_ptr 621.42 2001.0 7532.2 14908.3
 fwd_fp16_d64_varlen 1 br64_bc32_w4_s3_fa2_ptr 519.86
 fwd_fp16_d64_causal 1 br64_bc16_w4_s3_fa2_ptr_lpt 434.8
