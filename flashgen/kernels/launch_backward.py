@@ -223,17 +223,17 @@ def _blocks(plan: Plan, call: Backward) -> int:
     """Programs of a launch: as many for each sequence and head as the longest has tiles, or, of a
     persistent kernel, SMs.
     """
-    by_keys, packed = plan.by_keys, call.features.sequences
+    by_keys, packed, persistent = plan.by_keys, call.features.sequences, plan.config.persistent
     owned, tile = (call.k, plan.config.bc) if by_keys else (call.q, plan.config.br)
-    batches, heads, longest, _ = owned.shape
-    if packed is not None:
-        batches, longest = packed.count, max(1, packed.max_k if by_keys else packed.max_q)
-    persistent = plan.config.persistent
-    each = SCHEDULES[plan.config.schedule].blocks_of_a_tile(plan.spec)
-    if packed is not None and persistent:
-        blocks = grid_rules.packed_tiles(owned.shape[2], packed.count, tile) * heads
+    batches, heads, rows, _ = owned.shape
+    if packed is None:
+        tiles = batches * -(-rows // tile)
+    elif persistent:
+        tiles = grid_rules.packed_tiles(rows, packed.count, tile)
     else:
-        blocks = batches * heads * -(-longest // tile) * each
+        longest = max(1, packed.max_k if by_keys else packed.max_q)
+        tiles = packed.count * -(-longest // tile)
+    blocks = tiles * heads * SCHEDULES[plan.config.schedule].blocks_of_a_tile(plan.spec)
     sms = order_limits(call.q.device).sms
     return grid_rules.launched_blocks(blocks, sms, persistent=persistent)
 
@@ -243,6 +243,7 @@ def _heads_together(plan: Plan, call: Backward) -> int:
     (batch, heads, *_), kv_heads = call.q.shape, call.k.shape[1]
     packed, sms = call.features.sequences, order_limits(call.q.device).sms
     together = grid_rules.gradient_heads_together(heads // kv_heads, sms, by_keys=plan.by_keys)
-    batch = batch if packed is None else packed.count
-    # The kernel multiplies it by tiles, in 32 bits: no more than there are programs.
+    if packed is not None:  # a persistent kernel's runs are of one sequence
+        batch = 1 if plan.config.persistent else packed.count
+    # The kernel multiplies it by tiles, in 32 bits: no more heads than these have.
     return min(together, batch * (kv_heads if plan.by_keys else heads))
