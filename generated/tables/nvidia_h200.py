@@ -283,13 +283,19 @@ decode_bf16_d512_paged 1 br16_bc32_w4_s3_fa2_ptr_v2_x2 39.543 101.07 332.34 637.
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
     "3.6": """
-fwd_bf16_d64_causal_sink_varlen 1 br192_bc128_w12_s2_hopper_tma_lpt_pers 204.17 357.82 1033.0 3839.4
+fwd_bf16_d64_causal_sink_varlen 1 br192_bc128_w12_s2_hopper_tma_lpt_pers 204.17
+fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 173.36
 fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 177.28
+fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 127.37 239.8
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 144.68
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43
 fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.08
+fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 136.15 259.07 653.84 1614.8
 fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.66
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 387.76
+fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
+fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
 bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
@@ -310,6 +316,7 @@ bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 214.54
 fwd_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
 fwd_bf16_d64_causal_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 1270.9 2397.4
+fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 357.82 1033.0 3839.4
 fwd_bf16_d64_causal_sink_varlen_paged 4096 br192_bc128_w12_s2_hopper_tma_lpt 565.75 1133.8
 fwd_bf16_d64_causal_window_sink 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 195.48
 fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
@@ -320,7 +327,6 @@ fwd_bf16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
 fwd_bf16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 152.18 299.74 892.54 1680.0
 fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
-fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_bf16_d128_causal_varlen_paged 1024 br192_bc64_w12_s2_hopper_tma_lpt 301.89 427.81 842.74
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 803.9 803.9
 fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 769.34 1717.8
@@ -330,15 +336,14 @@ fwd_bf16_d128_causal_window 4096 br128_bc128_w8_s2_hopper_tma_lpt 658.63 751.1
 fwd_bf16_d128_causal_window_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 157.19 315.82 734.84 848.25
 fwd_bf16_d128_causal_window_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 125.72 244.92 642.87 1590.2
 fwd_bf16_d128_causal_window_varlen_paged 1024 br192_bc64_w12_s2_hopper_tma_lpt 303.95 321.37 346.33
-fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 127.37 239.8 732.7 2721.4
+fwd_bf16_d192v128_causal_varlen 4096 br128_bc64_w8_s2_hopper_tma_lpt 732.7 2721.4
 fwd_bf16_d192v128_causal_varlen_paged 1024 br128_bc64_w8_s2_hopper_tma_lpt 284.84 452.51 934.52
-fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
+fwd_bf16_d256_causal_varlen 4096 br128_bc64_w8_s2_hopper_tma_lpt 777.54 2877.5
 fwd_bf16_d256_causal_varlen_paged 1024 br128_bc64_w8_s2_hopper_tma_lpt 265.32 415.19 865.14
 fwd_bf16_d256_causal_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 123.39 315.04 1059.9
 fwd_bf16_d256_causal_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 146.09 305.63 974.07
 fwd_bf16_d256_causal_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 162.09 346.79 541.28
 fwd_bf16_d256_causal_window 1 br128_bc64_w8_s2_hopper_tma_lpt 100.01 251.23 637.5 724.37
-fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 136.15 259.07 653.84 1614.8
 fwd_bf16_d256_causal_window_varlen_paged 1024 br128_bc64_w8_s2_hopper_tma_lpt 268.37 310.75 342.43
 fwd_bf16_d256_causal_window_softcap 1 br128_bc64_w8_s2_hopper_tma_lpt 127.25 319.66 803.81
 fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143.54 305.91 810.47
@@ -352,8 +357,7 @@ fwd_fp16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
 fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 95.301 236.26
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 822.41 1606.0
 fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
-fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
-fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43 777.54 2877.5
+fwd_fp16_d256_causal_varlen 4096 br128_bc64_w8_s2_hopper_tma_lpt 777.54 2877.5
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
 bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
@@ -476,21 +480,26 @@ fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
 """,
     "3.7": """
 fwd_bf16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
-fwd_bf16_d64_causal_sink_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 192.98 380.08
-fwd_bf16_d64_causal_sink_varlen 4096 br192_bc128_w12_s2_hopper_tma_lpt 1144.3 4150.0
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 192.98
 fwd_bf16_d64_causal_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 431.45
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s2_hopper_tma_lpt 234.31
 fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
+fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt_pers 2675.3
 fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt_pers 138.79
-fwd_bf16_d128_causal_window_varlen_paged 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 165.46
+fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt_pers 146.11
+fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 94.59 210.61
 fwd_bf16_d192v128_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 113.03
+fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 94.783 224.0
 fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 118.31
+fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 96.45 226.02 622.39 1544.1
 fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 113.28
 fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 345.72
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
+fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt_pers 2675.3
+fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 94.783 224.0
 bwd_dkv_bf16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
-bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 160.27 248.6
+bwd_dkv_bf16_d64_causal_varlen 1 br64_bc128_w8_s2_hopper_tma_grp_pers 151.37 234.14
 bwd_dkv_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1680.4
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 129.64 415.02 1549.7 3064.6
@@ -499,7 +508,7 @@ bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 417.36
 bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
 bwd_dkv_fp16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
-bwd_dkv_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 160.27 248.6
+bwd_dkv_fp16_d64_causal_varlen 1 br64_bc128_w8_s2_hopper_tma_grp_pers 151.37 234.14
 bwd_dkv_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1680.4
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 129.64 415.02 1549.7 3064.6
