@@ -299,7 +299,6 @@ fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
 bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 507.3 1772.5
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 506.6 1825.1
 bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
@@ -307,7 +306,7 @@ bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5
 bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1263.6
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 400.79 1024.0
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
-bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 333.17 1102.3 3978.4
+bwd_dq_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 333.17
 bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 332.07
 bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54
@@ -368,6 +367,7 @@ bwd_dkv_bf16_d128_causal_chunk 4096 br64_bc128_w8_s2_hopper_tma_grp 1549.6 1549.
 bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br64_bc128_w8_s2_hopper_tma_grp 1395.4 3102.4
 bwd_dkv_bf16_d128_causal_window_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.6 1217.5
 bwd_dkv_bf16_d192v128_causal 1024 br64_bc64_w8_s2_hopper_tma_grp 533.71 1886.3
+bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 507.3 1772.5
 bwd_dkv_bf16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
 bwd_dkv_bf16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
 bwd_dkv_bf16_d256_causal_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 515.29 1902.2
@@ -385,6 +385,7 @@ bwd_dq_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
 bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
 bwd_dq_bf16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 108.94
+bwd_dq_bf16_d128_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1102.3 3978.4
 bwd_dq_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_grp 1102.6 1102.2
 bwd_dq_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1035.9 2346.5
 bwd_dq_bf16_d128_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 333.92 901.32
@@ -505,7 +506,6 @@ bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 129.64 415.02 1549.7 3064.6
 bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 370.33 1462.1
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 417.36 1178.1
-bwd_dkv_bf16_d192v128_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma 524.88 1809.7
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
 bwd_dkv_fp16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
 bwd_dkv_fp16_d64_causal_varlen 1 br64_bc128_w8_s2_hopper_tma_grp_pers 151.37 234.14
@@ -519,7 +519,6 @@ bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 124.64 180
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 353.35 981.57
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 309.87 984.46
 bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp_pers 312.99
-bwd_dq_bf16_d128_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1114.9 3994.9
 bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp_pers 313.58
 bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_hopper_tma_pers 123.77
 bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 124.64 180.89 1190.8
