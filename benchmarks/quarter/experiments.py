@@ -215,6 +215,7 @@ RIGHT = (
     PAGES,
     "bwd_dkv_bf16_d128_causal", "bwd_dq_bf16_d128_causal", "fwd_bf16_d64",
     "bwd_fused_bf16_d64", "bwd_dkv_bf16_d128_causal_varlen", "bwd_dq_bf16_d128_causal_varlen",
+    "bwd_dkv_bf16_d64_causal_varlen", "bwd_dq_bf16_d64_causal_varlen",
     "decode_bf16_d128", "decode_bf16_d128_paged",
 )  # fmt: skip
 """The newest first: an H200 has run schedule hopper without features, and found it right."""
@@ -241,7 +242,7 @@ def _forward(gpu: Gpu, lines: Lines) -> Iterator[Item]:
 def _packed(gpu: Gpu, lines: Lines) -> Iterator[Item]:
     (plain,) = dense(128, masks=("causal",))
     spec = replace(plain, varlen=True)
-    for seq in (8192, 4096, 2048, 1024):
+    for seq in (8192, 4096, 2048, 1024, 512):
         problem = replace(workload(spec, seq), batch=8)
         forward = a_round(spec, problem, gpu, seeds(spec, gpu))
         yield from (forward, replace(forward, kind="varlen", configs=()))
