@@ -281,8 +281,6 @@ decode_bf16_d512_paged 4096 br16_bc32_w4_s3_fa2_ptr_v2_x2 385.97 744.37
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
     "3.6": """
-fwd_bf16_d64_causal_sink_varlen 1 br192_bc128_w12_s2_hopper_tma_lpt_pers 204.17
-fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 173.36
 fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt 177.28
 fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 127.37 239.8
@@ -292,15 +290,12 @@ fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.08
 fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 136.15 259.07 653.84 1614.8
 fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 130.66
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp 397.69 1104.7
-fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt 2761.4
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 120.63 245.43
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
 bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp 379.5 1470.3
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp 422.0 1184.2
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma 506.6 1825.1
-bwd_dkv_fp16_d64_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma 394.92 1830.2
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp 165.66 444.93 1575.9 3088.6
-bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma 426.37 1588.2 5602.1
 bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1263.3
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 400.79 1024.0
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 421.17 1081.4
@@ -312,12 +307,15 @@ bwd_dq_fp16_d128_causal_varlen 1024 br128_bc128_w8_s2_hopper_tma_lpt 340.54
     "3.6 3.7": """
 fwd_bf16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
 fwd_bf16_d64 16384 br192_bc128_w12_s2_hopper_tma 4009.7
+fwd_bf16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_bf16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 358.46 1058.7
 fwd_bf16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
 fwd_bf16_d64_causal_invariant 1 br128_bc64_w8_s3_hopper_tma_lpt_pers 214.54
 fwd_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
 fwd_bf16_d64_causal_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 1270.9 2397.4
+fwd_bf16_d64_causal_sink_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 192.98
 fwd_bf16_d64_causal_sink_varlen 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 357.82 1033.0 3839.4
+fwd_bf16_d64_causal_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 431.45
 fwd_bf16_d64_causal_sink_varlen_paged 4096 br192_bc128_w12_s2_hopper_tma_lpt 565.75 1133.8
 fwd_bf16_d64_causal_window_sink 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 195.48
 fwd_bf16_d64_causal_window_sink 4096 br192_bc128_w12_s2_hopper_tma_lpt 935.87 1072.8
@@ -331,7 +329,7 @@ fwd_bf16_d128 4096 br128_bc128_w8_s2_hopper_tma 1580.2 3101.1
 fwd_bf16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_bf16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
 fwd_bf16_d128_causal_invariant 1 br192_bc64_w12_s2_hopper_tma_lpt 152.18 299.74 892.54 1680.0
-fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
+fwd_bf16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87 2675.3
 fwd_bf16_d128_causal_varlen_paged 1024 br192_bc64_w12_s2_hopper_tma_lpt 301.89 427.81 842.74
 fwd_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_hopper_tma_lpt 803.9 803.9
 fwd_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 769.34 1717.8
@@ -355,17 +353,22 @@ fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt 143
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt 164.88 351.62 406.32
 fwd_fp16_d64 1 br192_bc128_w12_s2_hopper_tma_pers 196.87 551.72 1957.6
 fwd_fp16_d64 16384 br192_bc128_w12_s2_hopper_tma 4009.7
+fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_fp16_d64_causal 1 br192_bc128_w12_s2_hopper_tma_grp_pers 173.36
 fwd_fp16_d64_causal 16384 br192_bc128_w12_s2_hopper_tma_grp 2084.7
 fwd_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 184.81 235.96
 fwd_fp16_d96 1 br128_bc128_w8_s2_hopper_tma_pers 172.75 544.92
 fwd_fp16_d96 4096 br128_bc128_w8_s2_hopper_tma 2073.0 4069.2
+fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
 fwd_fp16_d128_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 99.399 244.03
 fwd_fp16_d128_causal 4096 br128_bc128_w8_s2_hopper_tma_grp 838.88 1606.0
-fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87
+fwd_fp16_d128_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 114.86 234.94 754.87 2675.3
 fwd_fp16_d256_causal_varlen 4096 br128_bc64_w8_s2_hopper_tma_lpt 777.54 2877.5
 bwd_dkv_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
+bwd_dkv_bf16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
 bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
+bwd_dkv_bf16_d64_causal_varlen 1 br64_bc128_w8_s2_hopper_tma_grp_pers 151.37 234.14
+bwd_dkv_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1680.4
 bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp 493.34 1380.8
 bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp 456.44 1402.3
 bwd_dkv_bf16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
@@ -383,13 +386,20 @@ bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 450.9
 bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc64_w8_s2_hopper_tma_grp 524.41 1467.8
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 473.48 1492.7
 bwd_dkv_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 238.53 877.22 3433.1 6841.0
+bwd_dkv_fp16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
 bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 165.34 485.39 1770.4
+bwd_dkv_fp16_d64_causal_varlen 1 br64_bc128_w8_s2_hopper_tma_grp_pers 151.37 234.14
+bwd_dkv_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1680.4
 bwd_dkv_fp16_d96_causal 1 br64_bc128_w8_s2_hopper_tma_grp 221.37 581.28 2067.6 4052.6
+bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 370.33 1462.1
+bwd_dkv_fp16_d128_causal_varlen 16384 br64_bc128_w8_s2_hopper_tma_grp 5307.3
 bwd_dkv_fp16_d192_causal 1 br64_bc64_w8_s2_hopper_tma_grp 238.81 657.6 2347.6 4603.3
 bwd_dkv_fp16_d256_causal 1 br64_bc64_w8_s2_hopper_tma_grp 193.66 526.94 1879.3 3685.5
 bwd_dkv_fp16_d256_causal_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 451.14 1723.4
 bwd_dq_bf16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
+bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_hopper_tma_pers 125.22
 bwd_dq_bf16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
+bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 124.9 180.89
 bwd_dq_bf16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
 bwd_dq_bf16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 115.74
 bwd_dq_bf16_d128_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_lpt 1114.9 3994.9
@@ -408,7 +418,9 @@ bwd_dq_bf16_d256_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 308.3
 bwd_dq_bf16_d256_causal_window_softcap 1024 br128_bc64_w8_s2_hopper_tma_grp 389.46 1060.5
 bwd_dq_bf16_d256_causal_window_softcap_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp 396.5 1158.2
 bwd_dq_fp16_d64 1 br128_bc128_w8_s2_hopper_tma_pers 173.46 650.54
+bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_hopper_tma_pers 125.22
 bwd_dq_fp16_d64_causal 1 br128_bc128_w8_s2_hopper_tma_grp_pers 118.59 352.19
+bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 124.9 180.89
 bwd_dq_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_grp 170.11 436.26 1534.9 3002.3
 bwd_dq_fp16_d128 1 br128_bc64_w8_s2_hopper_tma_pers 171.35
 bwd_dq_fp16_d128_causal 1 br128_bc64_w8_s2_hopper_tma_grp_pers 115.74
@@ -487,12 +499,8 @@ fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt 169.19 352.4
 """,
     "3.7": """
-fwd_bf16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
-fwd_bf16_d64_causal_sink_varlen 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 192.98
-fwd_bf16_d64_causal_sink_varlen_paged 1024 br192_bc128_w12_s2_hopper_tma_lpt_pers 431.45
 fwd_bf16_d64_causal_window_sink_invariant 1 br128_bc64_w8_s2_hopper_tma_lpt 234.31
 fwd_bf16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
-fwd_bf16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt_pers 2675.3
 fwd_bf16_d128_causal_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt_pers 138.79
 fwd_bf16_d128_causal_window_varlen_paged 1 br192_bc64_w12_s2_hopper_tma_lpt_pers 146.11
 fwd_bf16_d192v128_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 94.59 210.61
@@ -501,35 +509,22 @@ fwd_bf16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 94.783 224.0
 fwd_bf16_d256_causal_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 118.31
 fwd_bf16_d256_causal_window_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 96.45 226.02 622.39 1544.1
 fwd_bf16_d256_causal_window_varlen_paged 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 113.28
-fwd_fp16_d64_varlen 1 br192_bc128_w12_s2_hopper_tma_pers 194.24
 fwd_fp16_d64_causal 1024 br192_bc128_w12_s2_hopper_tma_grp_pers 358.46 1058.7
 fwd_fp16_d96_causal 1 br128_bc128_w8_s2_hopper_tma_lpt_pers 130.11 316.69
-fwd_fp16_d128 1 br128_bc128_w8_s2_hopper_tma_pers 132.76 416.29
-fwd_fp16_d128_causal_varlen 16384 br128_bc128_w8_s2_hopper_tma_lpt_pers 2675.3
 fwd_fp16_d256_causal_varlen 1 br128_bc64_w8_s2_hopper_tma_lpt_pers 94.783 224.0
-bwd_dkv_bf16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
-bwd_dkv_bf16_d64_causal_varlen 1 br64_bc128_w8_s2_hopper_tma_grp_pers 151.37 234.14
-bwd_dkv_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1680.4
 bwd_dkv_bf16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
 bwd_dkv_bf16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 138.09 415.02 1549.7 3064.6
 bwd_dkv_bf16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 370.33 1462.1
 bwd_dkv_bf16_d128_causal_window 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 417.36 1178.1
 bwd_dkv_bf16_d256_causal_softcap_varlen 1024 br64_bc64_w8_s2_hopper_tma_grp 468.67 1781.8
-bwd_dkv_fp16_d64_varlen 1 br128_bc128_w8_s2_hopper_tma_pers 183.95
-bwd_dkv_fp16_d64_causal_varlen 1 br64_bc128_w8_s2_hopper_tma_grp_pers 151.37 234.14
-bwd_dkv_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp 1680.4
 bwd_dkv_fp16_d128 1 br64_bc128_w8_s2_hopper_tma_pers 208.85
 bwd_dkv_fp16_d128_causal 1 br64_bc128_w8_s2_hopper_tma_grp_pers 138.09 415.02 1549.7 3064.6
-bwd_dkv_fp16_d128_causal_varlen 1024 br64_bc128_w8_s2_hopper_tma_grp_pers 370.33 1462.1
-bwd_dkv_fp16_d128_causal_varlen 16384 br64_bc128_w8_s2_hopper_tma_grp 5307.3
-bwd_dq_bf16_d64_varlen 1 br128_bc64_w8_s2_hopper_tma_pers 125.22
-bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 124.9 180.89 1190.8
+bwd_dq_bf16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp_pers 1190.8
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 353.35 981.57
 bwd_dq_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s2_hopper_tma_grp_pers 309.87 984.46
 bwd_dq_bf16_d128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp_pers 312.99
 bwd_dq_bf16_d128_causal_window_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp_pers 313.58
-bwd_dq_fp16_d64_varlen 1 br128_bc64_w8_s2_hopper_tma_pers 125.22
-bwd_dq_fp16_d64_causal_varlen 1 br128_bc128_w8_s2_hopper_tma_grp_pers 124.9 180.89 1190.8
+bwd_dq_fp16_d64_causal_varlen 4096 br128_bc128_w8_s2_hopper_tma_grp_pers 1190.8
 bwd_dq_fp16_d128_causal_varlen 1024 br128_bc64_w8_s2_hopper_tma_grp_pers 312.99
 """,
     "3.8": """
