@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from flashgen.evaluate.check import check_loaded
+from flashgen.evaluate.executed import ExecutedKernel
+from flashgen.evaluate.sanitize import executed_cases
 from flashgen.inputs.features import PLAIN, Features
+from flashgen.kernels.render import render
 from flashgen.ptx import FaultsFound
 from tests.cpu.kernels.test_blackwell_backward import blackwell, wide, wide_keys
 from tests.cpu.kernels.test_hopper_pair_packed import GPT_OSS, OF_BOTH, Lengths, Way, ran, right
 from tests.cpu.kernels.test_hopper_pair_packed import OF_DQ as OF_DQ_OF_HOPPER
 from tests.executed import assert_found, assert_right
 from tests.makers import each, make_spec
+from tests.mutants import broken
 
 DKV: Way = ("backward_dkv", blackwell())
 WIDE_DKV: Way = ("backward_dkv", wide_keys())
@@ -106,3 +113,28 @@ def test_a_broken_text_is_found(kernel: str, mutant: tuple[str, tuple[str, str]]
 def test_blocks_of_dk_that_clear_dv_are_found() -> None:
     spec = make_spec("bfloat16", 256, "causal", direction="backward_dkv", varlen=True)
     assert_found(spec, WIDE_DKV[1], ("not of_dk if ONE_SUM", "of_dk if ONE_SUM"))
+
+
+ONE_BARRIER = {
+    "mbarrier.wait(p_full.index(place), (i >> 1) & 1 if TWO_S else i & 1)":
+        "mbarrier.wait(p_full.index(0), i & 1)",
+    "mbarrier.arrive(p_full.index(place), count=1)": "mbarrier.arrive(p_full.index(0), count=1)",
+    "p_full = new_barriers(S_PLACES, 2)": "p_full = new_barriers(1, 2)",
+}  # fmt: skip
+"""Of P^T of both places of S^T: it takes two arrivals of one warpgroup for one of each."""
+
+
+@pytest.mark.parametrize("seed", [32, pytest.param(35, marks=pytest.mark.slow("a second order"))])
+def test_a_warpgroup_may_be_a_tile_ahead_of_the_other(seed: int) -> None:
+    """In few orders of warps it is: in 2 of the first 40."""
+    spec = make_spec("bfloat16", 64, "none", direction="backward_dkv", varlen=True)
+    config = blackwell(4)
+    rendered, cases = render(spec, config), executed_cases(spec, config)[:1]
+    source = rendered.source
+    for old, new in ONE_BARRIER.items():
+        source = broken(source, old, new)
+    before = ExecutedKernel(replace(rendered, source=source), spec, config, "sm_100", seed=seed)
+    with pytest.raises(FaultsFound, match=r"tcgen05\.st"):
+        check_loaded(before, spec, config, cases=cases, seed=seed)
+    now = ExecutedKernel(rendered, spec, config, "sm_100", seed=seed)
+    assert check_loaded(now, spec, config, cases=cases, seed=seed).passed
