@@ -207,6 +207,16 @@ decode_bf16_d512_paged 1 br16_bc128_w8_s4_fa2_ptr_v2 - - - -
 # What serves in place of these rows, by the versions of Triton under which it does: kernels that
 # were executed on a CPU as these versions compile them. FLASHGEN_PLAIN=1 leaves them out.
 EXECUTED = {
+    "3.6 3.7": """
+bwd_dkv_bf16_d64 1 br128_bc128_w8_s4_blackwell_tma - - - -
+bwd_dkv_bf16_d64_varlen 1 br128_bc128_w8_s4_blackwell_tma -
+bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s4_blackwell_tma_grp - - - -
+bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s4_blackwell_tma_grp - - -
+bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s4_blackwell_tma - -
+bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s4_blackwell_tma - -
+bwd_dkv_fp16_d64 1 br128_bc128_w8_s4_blackwell_tma - - - -
+bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s4_blackwell_tma_grp - - - -
+""",
     "3.6 3.7 3.8 3.9": """
 fwd_bf16_d64 1 br256_bc128_w8_s4_blackwell_tma_fma4_lazy8 - - - -
 fwd_bf16_d64_causal 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - - - -
@@ -261,10 +271,6 @@ bwd_dq_fp16_d192_causal 1 br128_bc64_w8_s2_blackwell_tma_lpt - - - -
 bwd_dq_fp16_d256 1 br128_bc64_w8_s2_blackwell_tma - - - -
 bwd_dq_fp16_d256_causal 1 br128_bc64_w8_s2_blackwell_tma_lpt - - - -
 """,
-    "3.6 3.8 3.9": """
-bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s4_blackwell_tma - - - -
-bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s4_blackwell_tma - - - -
-""",
     "3.7": """
 fwd_bf16_d64_varlen 1 br256_bc128_w8_s4_blackwell_tma_fma4_lazy8 -
 fwd_bf16_d64_causal_varlen 1 br256_bc128_w8_s4_blackwell_tma_lpt_fma4_lazy8 - -
@@ -300,12 +306,6 @@ fwd_bf16_d256_causal_window_softcap_varlen 1 br128_bc128_w4_s2_blackwell_tma_lpt
 fwd_bf16_d256_causal_window_softcap_varlen_paged 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - -
 fwd_fp16_d192 1 br128_bc128_w4_s2_blackwell_tma_fma4_lazy8 - - - -
 fwd_fp16_d192_causal 1 br128_bc128_w4_s2_blackwell_tma_lpt_fma4_lazy8 - - - -
-bwd_dkv_bf16_d64 1 br128_bc128_w8_s4_blackwell_tma - - - -
-bwd_dkv_bf16_d64_varlen 1 br128_bc128_w8_s4_blackwell_tma -
-bwd_dkv_bf16_d64_causal 1 br128_bc128_w8_s4_blackwell_tma_grp - - - -
-bwd_dkv_bf16_d64_causal_varlen 1 br128_bc128_w8_s4_blackwell_tma_grp - - -
-bwd_dkv_bf16_d64_causal_window 1024 br128_bc128_w8_s4_blackwell_tma - -
-bwd_dkv_bf16_d64_causal_window_varlen 1024 br128_bc128_w8_s4_blackwell_tma - -
 bwd_dkv_bf16_d128_causal_varlen 1024 br128_bc128_w8_s2_blackwell_tma - - -
 bwd_dkv_bf16_d128_causal_chunk 4096 br128_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d128_causal_chunk_varlen 4096 br128_bc128_w8_s2_blackwell_tma - -
@@ -320,8 +320,6 @@ bwd_dkv_bf16_d256_causal_window 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_window_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_window_softcap 1024 br64_bc128_w8_s2_blackwell_tma - -
 bwd_dkv_bf16_d256_causal_window_softcap_varlen 1024 br64_bc128_w8_s2_blackwell_tma - -
-bwd_dkv_fp16_d64 1 br128_bc128_w8_s4_blackwell_tma - - - -
-bwd_dkv_fp16_d64_causal 1 br128_bc128_w8_s4_blackwell_tma_grp - - - -
 bwd_dq_bf16_d64_varlen 1 br128_bc128_w8_s4_blackwell_tma -
 bwd_dq_bf16_d64_causal_varlen 1 br128_bc128_w8_s4_blackwell_tma_lpt - - -
 bwd_dq_bf16_d64_causal_window 1024 br128_bc128_w8_s4_blackwell_tma_lpt - -
