@@ -75,8 +75,8 @@ def shortcomings(compiled: Compiled, spec: AttentionSpec, config: KernelConfig) 
     """How many signs of trouble it has, which a GPU overrules: spills in a main loop, exp2 that do
     not overlap wgmma though the schedule is made for it, and warps of which a Triton is known to
     make wrong programs. It ranks kernels of which no time is known. What a kernel spills around its
-    main loops it spills once a tile, and what it spills beside them, as one that loads does,
-    runs beside the products; an estimate replays both.
+    main loops it spills once a tile. What roles without products spill runs beside them: estimates
+    replay a producer's, not a scheduler's.
     """
     its = SCHEDULES[config.schedule]
     least = its.least_overlap.get(spec.direction, 0.0) if compiled.arch == "sm_90" else 0.0

@@ -243,7 +243,7 @@ def _heads_together(plan: Plan, call: Backward) -> int:
     (batch, heads, *_), kv_heads = call.q.shape, call.k.shape[1]
     packed, sms = call.features.sequences, order_limits(call.q.device).sms
     together = grid_rules.gradient_heads_together(heads // kv_heads, sms, by_keys=plan.by_keys)
-    if packed is not None:  # a persistent kernel's runs are of one sequence
-        batch = 1 if plan.config.persistent else packed.count
-    # The kernel multiplies it by tiles, in 32 bits: no more heads than these have.
+    if packed is not None and not plan.config.persistent:  # whose runs are of one sequence
+        batch = packed.count
+    # The kernel multiplies it by tiles, in 32 bits: no more than there are heads.
     return min(together, batch * (kv_heads if plan.by_keys else heads))
