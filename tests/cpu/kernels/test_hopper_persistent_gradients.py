@@ -390,6 +390,7 @@ PACKED_CASES = [
     of_many((129, 65), (3, 40), (128, 128)),
     # Behind each of three sequences, places of none for some tiles.
     packed_case(((65, 129), (40, 3), (163, 141)), heads=2, spare=(300, 300)),
+    of_many((65, 129), (40, 3)),  # the last tile of all has rows, and keys
 ]
 PACKED = {"varlen": True, "alibi": True, "chunk": True}
 
